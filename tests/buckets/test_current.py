@@ -9,7 +9,6 @@ from manifests.samples import damaged
 from ruamel.yaml import YAML
 
 from batchtune.buckets.current import current_batching, read_current
-from batchtune.epochs.table import speechbrain_table
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
 
@@ -35,7 +34,7 @@ def table_of(text):
 
 
 class TestWrittenOut:
-    def test_speechbrains_settings_give_its_table(self):
+    def test_speechbrains_settings_are_described(self):
         current = read_current(
             "max_batch_length=600, num_buckets=200,max_batch_ex=64,shuffle=true"
         )
@@ -45,20 +44,14 @@ class TestWrittenOut:
             current.settings.describe("s")
             == "SpeechBrain, max_batch_length=600 s, num_buckets=200, max_batch_ex=64"
         )
-        found = current_batching(current, LENGTHS).table
-        table = speechbrain_table(
-            LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64
-        )
-        assert found.boundaries.tolist() == table.boundaries.tolist()
-        assert found.batch_sizes.tolist() == table.batch_sizes.tolist()
 
     @pytest.mark.parametrize(
         ("text", "boundaries", "sizes"),
         [
             (
-                "max_batch_length=100,bucket_boundaries=2:4:8.5",
+                "max_batch_length=100,bucket_boundaries=2:4:8.5,max_batch_ex=40",
                 [2, 4, 8.5, LENGTHS.longest],
-                [50, 25, 11, 1],
+                [40, 25, 11, 1],
             ),
             (
                 "max_batch_length=50*2,num_buckets=7,bucket_boundaries=30:90",
@@ -312,23 +305,19 @@ class TestFiles:
             with pytest.raises(UsageError):
                 read_current(text)
 
-    @pytest.mark.parametrize("opening", ["lists", "mappings", "merges", "references"])
-    def test_a_bomb_of_aliases_is_no_work(self, tmp_path, opening):
-        bombs = {
-            "lists": ("a0: &a0 [1, 1]\n", "a{n}: &a{n} [{all}]\n"),
-            "mappings": (
-                "a0: &a0 {x: 1}\n",
-                "a{n}: &a{n} {{p: *a{m}, q: *a{m}, r: *a{m}}}\n",
-            ),
-            "merges": ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{<<: [{all}], k{n}: 1}}\n"),
-            "references": ("a0: 1\n", "a{n}: !ref <a{m}> * <a{m}> * <a{m}>\n"),
-        }
-        first, more = bombs[opening]
-        text = first + "".join(
-            more.format(n=n, m=n - 1, all=", ".join([f"*a{n - 1}"] * 9))
-            for n in range(1, 25)
-        )
-        value = {"lists": "*a24", "references": "!ref <a24>"}.get(opening, "5")
+    @pytest.mark.parametrize(
+        ("text", "more", "value"),
+        [
+            ("a0: &a0 [1]\n", "a{n}: &a{n} [*a{m}, *a{m}, *a{m}]\n", "*a24"),
+            ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{p: *a{m}, q: *a{m}, r: *a{m}}}\n", "5"),
+            ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{<<: [*a{m}, *a{m}], k{n}: 1}}\n", "5"),
+            ("a0: 1\n", "a{n}: !ref <a{m}> * <a{m}> * <a{m}>\n", "!ref <a24>"),
+        ],
+        ids=["lists", "mappings", "merges", "references"],
+    )
+    def test_a_bomb_of_aliases_is_no_work(self, tmp_path, text, more, value):
+        for n in range(1, 25):
+            text += more.format(n=n, m=n - 1)
         text += f"train: {{num_buckets: 3, max_batch_length: {value}}}\n"
         try:
             of_file(tmp_path, text)

@@ -25,21 +25,16 @@ TABLES = {"num_buckets": (4, 8)}
     min_steps=st.integers(1, 30),
     ranks=st.sampled_from([1, 2]),
     accumulate=st.sampled_from([1, 3]),
-    max_batch_size=st.sampled_from([None, 5]),
-    multiple_of=st.sampled_from([None, 8.0]),
+    sizes=st.fixed_dictionaries(
+        {
+            "max_batch_size": st.sampled_from([None, 5]),
+            "multiple_of": st.sampled_from([None, 8.0]),
+        }
+    ),
 )
-def test_no_row_has_fewer_steps(
-    lengths, min_steps, ranks, accumulate, max_batch_size, multiple_of
-):
-    chosen = {
-        "num_buckets": (2, 5),
-        "pool_sizes": (20, "all"),
-        "world_size": ranks,
-        "accumulate": accumulate,
-        "max_batch_size": max_batch_size,
-        "multiple_of": multiple_of,
-        "min_steps": min_steps,
-    }
+def test_no_row_has_fewer_steps(lengths, min_steps, ranks, accumulate, sizes):
+    steps = {"world_size": ranks, "accumulate": accumulate, "min_steps": min_steps}
+    chosen = {"num_buckets": (2, 5), "pool_sizes": (20, "all"), **steps, **sizes}
     fewest = (min_steps - 1) * ranks * accumulate + 1
     if fewest > len(lengths):
         with pytest.raises(UsageError, match=f"--min-steps {min_steps}: an epoch of"):

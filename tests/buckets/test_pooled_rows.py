@@ -37,10 +37,7 @@ def test_figures_are_means_of_the_first_epochs(pool_size):
         BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead
     )
     batcher = batching.batcher(SPEECH.values)
-    batches = []
-    padded = []
-    seconds = []
-    deviations = []
+    figures = []
     for epoch in range(row.simulated_epochs or 0):
         drawing = ShuffleKey(seed=7, epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
@@ -48,10 +45,10 @@ def test_figures_are_means_of_the_first_epochs(pool_size):
         sizes, longest, totals = np.array(
             [(each.size, each.max(), each.sum()) for each in held]
         ).T
-        deviations.append(totals.std() / totals.mean())
-        batches.append(len(held))
-        padded.append(float(sizes @ longest))
-        seconds.append(float(step_seconds(sizes, longest).sum()))
+        seconds = step_seconds(sizes, longest).sum()
+        deviation = totals.std() / totals.mean()
+        figures.append((len(held), sizes @ longest, seconds, deviation))
+    batches, padded, seconds, deviations = np.array(figures).T
     assert {row.batches} == set(batches) and row.simulated_epochs == 8
     assert row.padded_length == pytest.approx(np.mean(padded))
     assert row.estimated_epoch_seconds == pytest.approx(np.mean(seconds))
@@ -154,14 +151,6 @@ def test_pools_go_from_a_thousand_to_all_unless_asked_for():
         20,
         1500,
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("20000", (20_000,)), ("1000, 50", (1000, 50)), ("all,7", ("all", 7))],
-)
-def test_pool_sizes_are_read(text, sizes):
-    assert parse_sizes(text, "--pool-size") == sizes
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,9 @@ def test_where_nothing_is_to_be_gained_nothing_is_recommended(accumulate):
 
 def test_a_current_config_that_is_better_is_kept():
     """Its sizes are measured ones, and the table swept is too coarse."""
-    fine = ":".join(str(edge) for edge in range(2, 61))
-    sizes = ":".join(str(240 // edge) for edge in range(2, 61))
-    current = f"bucket_boundaries={fine},bucket_batch_sizes={sizes}"
+    sizes = {str(edge): str(240 // edge) for edge in range(2, 61)}
+    current = f"bucket_boundaries={':'.join(sizes)}"
+    current += f",bucket_batch_sizes={':'.join(sizes.values())}"
     found = swept(current, keep="nothing")
     assert found.recommended is None
     assert found.reason.startswith("keep your current config")
@@ -155,8 +155,6 @@ def test_a_current_config_that_is_better_is_kept():
     ("options", "why"),
     [
         ({"micro_batches": 1}, "share of a step makes 3 to 64, limited by"),
-        ({"micro_batches": 65}, "share of a step makes 3 to 64, limited by"),
-        ({"micro_batches": 8, "keep": "steps"}, "which are not kept"),
         ({"equal_counts": True, "keep": "nothing"}, "which are not kept"),
         ({"keep": "same", "min_steps": 9}, "--keep same does not keep a number"),
         ({"keep": "same", "current": "batch_size=400"}, "6,400 examples, and the data"),

@@ -7,7 +7,7 @@ import pytest
 from buckets import speech
 from buckets.speech import NONE_KNOWN, PROBED, SPEECH, epochs_of, step_seconds
 from epochs.test_frontier import point
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from memory_laws import made_lengths
 from msgspec.structs import replace
@@ -86,17 +86,21 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches():
 
 @given(
     values=st.lists(st.floats(0.1, 50), min_size=1, max_size=60),
-    max_batch_length=st.floats(0.05, 300),
+    max_batch_length=st.floats(1e-3, 300) | st.just(1e6),
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
+    seconds=st.sampled_from([None, step_seconds]),
 )
+@example([5.0], 20, None, None, step_seconds)
+@example([5.0] * 9, 20, None, None, step_seconds)
+@example([5.0, 5.0, 8.0], 1e-3, None, None, None)
 def test_no_row_and_no_baseline_beats_the_bound(
-    values, max_batch_length, fits, max_batch_size
+    values, max_batch_length, fits, max_batch_size, seconds
 ):
     def uneven(lengths):
         return np.array(fits)[np.minimum(5, lengths // 10).astype(int)]
 
-    costs = Costs(frontier=None if fits is None else uneven, step_seconds=step_seconds)
+    costs = Costs(frontier=None if fits is None else uneven, step_seconds=seconds)
     result = swept(
         values,
         max_batch_length,
@@ -104,6 +108,8 @@ def test_no_row_and_no_baseline_beats_the_bound(
         num_buckets=(1, 4),
         max_batch_size=max_batch_size,
     )
+    # NaN and infinity would be null there.
+    assert msgspec.json.decode(encode(result), type=Sweep) == result
     bound = result.lower_bound
     for found in (*result.rows, *result.baselines):
         assert found.batches >= bound.batches
@@ -111,24 +117,6 @@ def test_no_row_and_no_baseline_beats_the_bound(
         assert (found.estimated_epoch_seconds or 0) >= (
             bound.estimated_epoch_seconds or 0
         ) * (1 - 1e-9)
-
-
-EDGES = {
-    "one example": [5.0],
-    "all lengths equal": [5.0] * 9,
-    "two distinct lengths": [5.0, 5.0, 8.0],
-    "more buckets than lengths": [1.0, 2.0, 3.0, 4.0],
-}
-
-
-@pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
-def test_small_data_sets_give_finite_results(values):
-    for costs, max_batch_length in itertools.product(
-        (NONE_KNOWN, PROBED), (1e-3, 20, 1e6)
-    ):
-        result = swept(values, max_batch_length, costs, num_buckets=(1, 7))
-        # NaN and infinity would be null there.
-        assert msgspec.json.decode(encode(result), type=Sweep) == result
 
 
 @pytest.mark.parametrize("wrong", [0, float("nan"), float("inf")])
@@ -176,13 +164,8 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven():
     )
     result = swept([1, 2, 30], 3000, costs, num_buckets=(1,), multiple_of=40)
     shrunk = int(90 * (30 / 40) ** 2)
-    for row in result.rows:
-        if row.boundaries[-1] == 40.0 and len(row.boundaries) == 1:
-            assert row.batch_sizes == [shrunk]
-    assert [row.sizing for row in result.rows if row.strategy == "optimal"] == [
-        "length",
-        "frontier",
-    ]
+    sizes = [row.batch_sizes for row in result.rows if row.boundaries == [40.0]]
+    assert sizes and all(size == [shrunk] for size in sizes)
     assert result.baselines[0].batch_size == shrunk
     assert all(row.unproven for row in result.rows)
 
@@ -204,21 +187,18 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
             steps += [values[np.concatenate(step)].sum() for step in together]
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
-            assert row.repeated_examples == sum(sizes) - len(
-                set(itertools.chain(*batches))
-            )
+            examples = {*itertools.chain(*batches)}
+            assert row.repeated_examples == sum(sizes) - len(examples)
             assert row.smallest_batch_size == min(sizes)
             assert row.largest_batch_size == max(sizes)
-            assert row.mean_batch_size == pytest.approx(np.mean(sizes))
-            assert row.batch_size_variation == pytest.approx(
-                np.std(sizes) / np.mean(sizes)
-            )
+            mean = np.mean(sizes)
+            assert row.mean_batch_size == pytest.approx(mean)
+            assert row.batch_size_variation == pytest.approx(np.std(sizes) / mean)
             padded = [len(batch) * values[batch].max() for batch in batches]
             assert max(padded) <= row.largest_padded_length * (1 + 1e-9)
             cells.append(sum(padded))
-        assert abs(np.mean(cells) - row.padded_length) < 4 * np.std(cells) / np.sqrt(
-            len(cells)
-        )
+        error = np.std(cells) / np.sqrt(len(cells))
+        assert abs(np.mean(cells) - row.padded_length) < 4 * error
         deviation = np.std(steps) / np.mean(steps)
         assert row.step_tokens_deviation == pytest.approx(deviation, rel=0.25)
         assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
@@ -233,11 +213,12 @@ def test_the_buckets_and_the_histogram_hold_the_whole_epoch(chosen):
     found = swept(SPEECH, 150, **only, **chosen)
     row = found.rows[0]
     assert found.recommended == 0
-    assert sum(use.examples for use in found.buckets) == SPEECH.size
-    assert sum(use.length for use in found.buckets) == pytest.approx(SPEECH.sum())
-    assert sum(use.batches for use in found.buckets) == row.batches
-    padded = sum(use.padded_length for use in found.buckets)
-    assert padded == pytest.approx(row.padded_length)
+    uses = [
+        (use.examples, use.length, use.batches, use.padded_length)
+        for use in found.buckets
+    ]
+    whole = [SPEECH.size, SPEECH.sum(), row.batches, row.padded_length]
+    assert np.sum(uses, axis=0) == pytest.approx(whole)
     bins = found.histogram
     assert sum(one.count for one in bins) == SPEECH.size
     assert all(before.to == after.from_ for before, after in itertools.pairwise(bins))

@@ -97,7 +97,7 @@ def without_recommendation(sweep, reason="no row beats the baseline"):
 def stream_of(sweep):
     """A sweep of a stream of the same lengths, as free text and options have it; its buckets are of one row's table."""
     tables = [row for row in sweep.rows if row.pool_size is None] or sweep.rows
-    row = next((row for row in tables if row is sweep.recommended_row), tables[-1])
+    row = sweep.recommended_row if sweep.recommended_row in tables else tables[-1]
     made = made_stream()
     limit = sweep.max_batch_length
     rows = [

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from real_lengths import librispeech_samples
-from report_records import made_sweep
 
 from batchtune.exports.frameworks import batch_bins
 from batchtune.lengths import Lengths
@@ -52,17 +51,10 @@ def cut(lengths, bins):
 def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
     values = np.repeat(lengths, times)
     limit = int(share * values.max())
-    found = Lengths.of(values / scale, unit="s")
-    made = replace(
-        made_sweep(),
-        lengths=found.summary(),
-        max_batch_length=limit / scale,
-        settings=SweepSettings(max_batch_size=cap),
-        quantiles=found.quantiles(),
-        histogram=found.bins(),
-    )
-    bins = batch_bins(made, scale=scale)
-    assert bins <= batch_bins(replace(made, settings=SweepSettings()), scale=scale)
+    made = swept(values / scale, limit / scale, **ONE_TABLE)
+    capped = replace(made, settings=SweepSettings(max_batch_size=cap))
+    bins = batch_bins(capped, scale=scale)
+    assert bins <= batch_bins(made, scale=scale)
     # ESPnet takes no less than 1, with which two examples of length 1 can still meet.
     if bins == 1:
         return

@@ -70,12 +70,12 @@ def nemo():
             yield loading
 
 
-def render(result):
-    return rendered("nemo", result)
-
-
 def train_ds(text):
     return content("nemo", text)["model"]["train_ds"]
+
+
+def settings_of(sweep):
+    return train_ds(rendered("nemo", sweep))
 
 
 def two_dimensional(text):
@@ -133,7 +133,7 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo, tmp_path)
         tmp_path / "cuts.jsonl",
         [(length, 1) for length in (1.5, 24.525, 24.6, 3.582, 3.583)],
     )
-    assert nemo_batches(nemo, train_ds(render(made_sweep())), path) == [
+    assert nemo_batches(nemo, settings_of(made_sweep()), path) == [
         [1.5, 3.582],
         [3.583],
         [24.525],
@@ -141,7 +141,7 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo, tmp_path)
 
 
 def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo, tmp_path):
-    text = render(replace(made_sweep(), two_dimensional=[TWO]))
+    text = rendered("nemo", replace(made_sweep(), two_dimensional=[TWO]))
     examples = [
         (3.0, 10),
         (3.0, 10),
@@ -157,7 +157,7 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo, tmp_path):
 
 
 def test_the_fragment_has_the_table_and_disables_other_limits():
-    settings = train_ds(render(made_sweep()))
+    settings = settings_of(made_sweep())
     row = row_of(made_sweep())
     expected = {
         "use_lhotse": True,
@@ -174,14 +174,14 @@ def test_the_fragment_has_the_table_and_disables_other_limits():
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes():
     row = replace(row_of(made_sweep()), batch_sizes=[2000] * 13)
-    settings = train_ds(render(replace(made_sweep(), rows=[row], recommended=0)))
+    settings = settings_of(replace(made_sweep(), rows=[row], recommended=0))
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket():
     sweep = proven_sweep()
     few = [replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
-    sizes = train_ds(render(replace(sweep, buckets=few)))["bucket_batch_size"]
+    sizes = settings_of(replace(sweep, buckets=few))["bucket_batch_size"]
     assert sizes == [9, *row_of(sweep).batch_sizes[1:]]
 
 
@@ -196,8 +196,8 @@ def test_a_batch_never_exceeds_the_proven_size_of_its_bucket():
 def test_the_best_table_over_both_lengths_stands_in_comments(unproven, said):
     slow = replace(TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1])
     rows = [slow, replace(TWO, unproven=unproven)]
-    text = render(replace(made_sweep(), two_dimensional=rows))
-    assert train_ds(text) == train_ds(render(made_sweep()))
+    text = rendered("nemo", replace(made_sweep(), two_dimensional=rows))
+    assert train_ds(text) == settings_of(made_sweep())
     settings = two_dimensional(text)
     assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
     assert settings["bucket_batch_size"] == [3, 2, 1]

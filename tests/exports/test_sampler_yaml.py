@@ -59,6 +59,7 @@ def test_a_sweep_without_recommendation_has_no_config():
         stream_config(nothing)
 
 
+POOLS = {"sampler": "pooled", "pool_size": 20_000, "batch_overhead": 12.5}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 positive = st.floats(1e-9, 1e12)
 
@@ -68,9 +69,10 @@ positive = st.floats(1e-9, 1e12)
     st.none() | texts,
     positive,
     texts,
+    st.sampled_from([{}, POOLS]),
 )
 def test_what_is_written_is_read_back_bit_for_bit(
-    tmp_path_factory, boundaries, unit, seconds, text
+    tmp_path_factory, boundaries, unit, seconds, text, pools
 ):
     folder = tmp_path_factory.mktemp("sampler")
     evidence = replace(CONFIG.evidence, device=text, estimated_epoch_seconds=seconds)
@@ -85,6 +87,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
         num_buckets=len(boundaries),
         evidence=evidence,
         **table,
+        **pools,
     )
     assert read_sampler_yaml(written(folder, render_sampler_yaml(config))) == config
     pivot = {"algorithm": "pivot", "max_padding_ratio": 0.1, "batches_per_epoch": None}
@@ -130,16 +133,6 @@ def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
     assert "padding_ratio: 1.0e-05\n" in text
 
 
-def test_pools_are_read_back(tmp_path):
-    row = replace(
-        made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5
-    )
-    config = sampler_config(replace(made_sweep(), rows=[row], recommended=0))
-    text = render_sampler_yaml(config)
-    assert text.endswith("sampler: pooled\npool_size: 20000\nbatch_overhead: 12.5\n")
-    assert read_sampler_yaml(written(tmp_path, text)) == config
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -168,21 +161,12 @@ def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
     assert "`batchtune tune` writes it" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("first", "more", "end"),
-    [
-        ("a0: &a0 {x: 1}\n", "a{n}: &a{n}\n  <<: [{before}]\n", ""),
-        ("a0: &a0 [lol]\n", "a{n}: &a{n} [{before}]\n", "format: *a23\n"),
-    ],
-    ids=["merges", "lists"],
-)
-def test_a_bomb_is_no_work(tmp_path, first, more, end):
-    text = first
+def test_a_bomb_of_aliases_is_no_work(tmp_path):
+    text = "a0: &a0 [lol]\n"
     for n in range(1, 24):
-        before = ", ".join([f"*a{n - 1}"] * 9)
-        text += more.format(n=n, before=before)
+        text += f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n"
     with pytest.raises(ResultError) as caught:
-        read_sampler_yaml(written(tmp_path, text + end))
+        read_sampler_yaml(written(tmp_path, f"{text}format: *a23\n"))
     assert len(str(caught.value)) < 1000
 
 
@@ -206,11 +190,8 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path, case):
 def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
-    assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
-        "pivot",
-        320,
-        640,
-    )
+    assert (found.algorithm, found.batches_per_epoch) == ("pivot", 320)
+    assert found.evidence.batches == 640
     assert found.evidence.allocator == "native"
     assert found.evidence.margin_bytes == proven_probe().margin.bytes
     unproven = [
@@ -218,8 +199,8 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     ]
     assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
     alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)
-    with pytest.raises(
-        ResultError,
-        match=r"batchtune\.BucketedStream can run no row of the sweep: it only runs the algorithm bucket",
-    ):
+    why = (
+        "BucketedStream can run no row of the sweep: it only runs the algorithm bucket"
+    )
+    with pytest.raises(ResultError, match=why):
         stream_config(alone)

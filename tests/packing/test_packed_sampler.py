@@ -35,42 +35,37 @@ def ranks_of(world_size, **options):
     ]
 
 
+OPTIONS = st.fixed_dictionaries(
+    {
+        "accumulate": st.integers(1, 3),
+        "shuffle": st.booleans(),
+        "drop_last": st.booleans(),
+        "packer": st.sampled_from(["even", "first-fit", "best-fit"]),
+        "pool_size": st.integers(1, 60),
+    }
+)
+
+
 @given(
-    st.lists(st.integers(1, CAP), min_size=1, max_size=60),
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from(["even", "first-fit", "best-fit"]),
-    st.integers(1, 60),
+    st.lists(st.integers(1, CAP), min_size=1, max_size=60), st.integers(1, 4), OPTIONS
 )
 @pytest.mark.filterwarnings("ignore:drop_last leaves out all")
-def test_ranks_have_equal_counts_and_share_the_sequences(
-    lengths, world_size, accumulate, shuffle, drop_last, packer, pool_size
-):
-    ranks = ranks_of(
-        world_size,
-        lengths=lengths,
-        accumulate=accumulate,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        packer=packer,
-        pool_size=pool_size,
-    )
+def test_ranks_have_equal_counts_and_share_the_sequences(lengths, world_size, options):
+    ranks = ranks_of(world_size, lengths=lengths, **options)
     wanted = {len(rank) for rank in ranks}
     for _ in range(2):
         dropped = ranks[0].dropped_examples
         repeated = ranks[0].repeated_examples
         epoch = [list(rank) for rank in ranks]
         assert {len(batches) for batches in epoch} == wanted
-        assert len(wanted) == 1 and min(wanted) % accumulate == 0
+        assert len(wanted) == 1 and min(wanted) % options["accumulate"] == 0
         batches = [batch for of_rank in epoch for batch in of_rank]
         assert all(sum(lengths[index] for index in batch) <= CAP for batch in batches)
         found = [index for batch in batches for index in batch]
         assert len(found) == len(lengths) + repeated - dropped
         assert len(set(found)) == len(lengths) - dropped
         assert not repeated or len(lengths) < len(batches)
-        assert not dropped or drop_last
+        assert not dropped or options["drop_last"]
 
 
 @pytest.mark.parametrize("packer", ["even", "first-fit", "best-fit"])
