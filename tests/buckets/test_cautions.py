@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from buckets.speech import swept
+from exports.stream_runs import cuts_of
 
 from batchtune.buckets.advice import workload_unit_hint
 from batchtune.lengths import Lengths
@@ -29,15 +30,9 @@ def test_overlong_examples_are_reported_with_each_frameworks_way():
 
 def test_lhotse_lets_an_overlong_example_exceed_its_limit():
     sampling = pytest.importorskip("lhotse.dataset.sampling")
-    cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
-    cuts = [
-        cut(index, duration=duration)
-        for index, duration in enumerate([5.0, 5.0, 50.0, 5.0])
-    ]
-    first = next(
-        iter(sampling.DynamicCutSampler(cuts, max_duration=20, world_size=1, rank=0))
-    )
-    assert [one.duration for one in first] == [5, 5, 50]
+    limit = {"max_duration": 20, "world_size": 1, "rank": 0}
+    sampler = sampling.DynamicCutSampler(cuts_of([5, 5, 50, 5]), **limit)
+    assert [cut.duration for cut in next(iter(sampler))] == [5, 5, 50]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import pytest
 from buckets.speech import PROBED, SPEECH, swept
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams.test_stream_sweep import stream_of
 
 from batchtune.buckets.micro_batches import Packing
 from batchtune.buckets.sweep import run_sweep
 from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.manifests import StreamLengths
 from batchtune.results import SweepSettings
 from batchtune.streams.sweep import StreamSettings, sweep_stream
 
@@ -84,25 +84,21 @@ def test_the_token_budget_is_lowered(tmp_path):
     tokens = np.random.default_rng(1).integers(10, 200, 500)
     data = Lengths.of(tokens.astype(float), unit="tokens")
     packing = Packing(max_tokens=8192)
-    chosen = SweepSettings(min_steps=40, **TABLES)
-    found = run_sweep(data, chosen, tmp_path, packing=packing)
+
+    def packed(min_steps):
+        chosen = SweepSettings(min_steps=min_steps, **TABLES)
+        return run_sweep(data, chosen, tmp_path, packing=packing)
+
+    found = packed(40)
     assert found.packing.max_tokens == tokens.sum() // 40
     assert min(row.steps for row in found.packing.rows) >= 40
-    many = SweepSettings(min_steps=490, **TABLES)
     with pytest.raises(UsageError, match="the longest sequence has 199"):
-        run_sweep(data, many, tmp_path, packing=packing)
+        packed(490)
 
 
 def test_a_stream_keeps_them_too():
-    stream = StreamLengths(
-        lengths=Lengths.of(DATA, unit="s"),
-        values=DATA,
-        targets=None,
-        shards=[],
-        repeated_ids=0,
-    )
     chosen = StreamSettings(buffer_sizes=(100,), num_buckets=(4,), min_steps=90)
-    found = sweep_stream(stream, 300, chosen, PROBED)
+    found = sweep_stream(stream_of(DATA), 300, chosen, PROBED)
     assert min(row.batches for row in found.rows) >= 90
     assert "at least 90 optimizer steps" in found.reason
 

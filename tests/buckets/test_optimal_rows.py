@@ -62,14 +62,14 @@ def least_by_brute_force(lengths, sizes, seconds):
         targets=None if seconds is None else TypicalTargets.of(lengths),
     )
     ends = lengths.histogram.lengths
-    found = []
+    least = np.full(ends.size, np.inf)
     for buckets in range(1, ends.size + 1):
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]
             table = BucketTable(ends[chosen], sizes[chosen])
             row = pricing.of_table("any", "frontier", buckets, table).row
-            found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
-    return found
+            least[buckets - 1] = min(least[buckets - 1], cost(row))
+    return np.minimum.accumulate(least)
 
 
 @given(

@@ -135,22 +135,14 @@ def test_sizes_are_the_largest_known_to_fit():
 
 
 def test_pools_go_from_a_thousand_to_all_unless_asked_for():
-    many = swept(Lengths.of(np.linspace(1, 20, 12_000)), costs=NONE_KNOWN).rows
+    def sizes(*arguments, **costs):
+        return [row.pool_size for row in swept(*arguments, **costs).rows]
+
     # 5,900 would be three pools, as 4,100 are.
-    assert [row.pool_size for row in many] == [
-        1000,
-        1400,
-        2000,
-        2900,
-        4100,
-        8400,
-        12_000,
-    ]
-    assert [row.pool_size for row in swept(Lengths.of([3.0, 4.0])).rows] == [2]
-    assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [
-        20,
-        1500,
-    ]
+    many = [1000, 1400, 2000, 2900, 4100, 8400, 12_000]
+    assert sizes(np.linspace(1, 20, 12_000), costs=NONE_KNOWN) == many
+    assert sizes([3.0, 4.0]) == [2]
+    assert sizes(SPEECH, 10**9, 20, 10**15) == [20, 1500]
 
 
 @pytest.mark.parametrize(

@@ -155,11 +155,6 @@ def content(name, text):
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-def row_of(sweep):
-    """The recommended row."""
-    return sweep.recommended_row
-
-
 def executed(text, **names):
     """The names of an exported snippet that ran, with these as names that it finds."""
     found = {"__name__": "snippet", **names}

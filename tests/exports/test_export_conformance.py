@@ -1,8 +1,6 @@
 """What every export holds to, whatever the framework."""
 
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from report_records import (
     with_recommended,
     without_recommendation,
 )
+from test_house import loaded_by
 
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, export_of
@@ -224,22 +223,16 @@ def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name):
 @every_table
 def test_sizes_that_are_not_proven_are_named(name):
     partly = replace(partly_proven_sweep(), max_batch_length=600.0)
-    text = said(name, partly, probe=proven_probe())
-    assert (
-        "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)"
-        in text
-    )
-    assert "not proven" not in said(name, proven_sweep(), probe=proven_probe())
+    sizes = "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)"
+    assert sizes in said(name, partly, probe=proven_probe())
+    proven = said(name, proven_sweep(), probe=proven_probe())
+    assert "not proven" not in proven and "measured to fit" not in proven
 
 
 @pytest.mark.parametrize("name", ["espnet", "fairseq"])
 def test_a_limit_above_what_was_measured_is_named(name):
-    above = said(name, partly_proven_sweep(), probe=proven_probe())
-    assert (
-        "max_batch_length 700 s is more than the 600 s that was measured to fit"
-        in above
-    )
-    assert "measured to fit" not in said(name, proven_sweep(), probe=proven_probe())
+    limit = "max_batch_length 700 s is more than the 600 s that was measured to fit"
+    assert limit in said(name, partly_proven_sweep(), probe=proven_probe())
 
 
 def test_a_table_that_is_proven_goes_before_a_faster_one():
@@ -282,17 +275,7 @@ def test_each_has_its_name_and_a_file_of_its_own():
 
 @pytest.mark.process
 def test_no_framework_is_imported():
-    code = (
-        "import sys; from batchtune.exports import FRAMEWORKS, export_of\n"
-        "for name in FRAMEWORKS: export_of(name)\n"
-        "print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = loaded_by(
+        "batchtune.exports; [*map(batchtune.exports.export_of, batchtune.exports.FRAMEWORKS)]"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert not set(ran.stdout.split()) & {
-        *FRAMEWORKS,
-        "torch",
-        "pandas",
-        "pyarrow",
-    }
+    assert not set(loaded) & {*FRAMEWORKS, "torch", "pandas", "pyarrow"}

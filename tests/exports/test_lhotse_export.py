@@ -1,17 +1,18 @@
 """The Lhotse export, run by Lhotse's own sampler."""
 
-import warnings
-
 import numpy as np
 import pytest
 from buckets import speech
-from exports.stream_runs import cuts_of, executed, rendered, row_of
+from exports.stream_runs import cuts_of, executed, rendered
 from msgspec.structs import replace
 from real_lengths import librispeech_seconds
 from report_records import made_sweep
 
 from batchtune.errors import ResultError
 from batchtune.exports.frameworks import least_buffer
+
+# Lhotse warns of matters of its own.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +32,11 @@ def snippet(result):
 def batches(result, durations, **options):
     """The durations in each batch of an epoch."""
     sampler = snippet(result)["make_sampler"](cuts_of(durations), **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [[cut.duration for cut in batch] for batch in sampler]
+    return [[cut.duration for cut in batch] for batch in sampler]
 
 
 def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(librispeech, swept):
-    row = row_of(swept)
+    row = swept.recommended_row
     found = batches(swept, librispeech)
     assert len(found) == row.batches
     assert sorted(length for batch in found for length in batch) == sorted(librispeech)
@@ -47,7 +46,7 @@ def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(librispeech, sw
 
 
 def test_the_least_buffer_is_enough(librispeech, swept):
-    row = row_of(swept)
+    row = swept.recommended_row
     few = librispeech[:6000]
     found = batches(swept, few, buffer_size=least_buffer(row.batch_sizes))
     buckets = np.searchsorted(row.boundaries, few)

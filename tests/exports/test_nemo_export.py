@@ -20,7 +20,6 @@ from exports.stream_runs import (
     made_stream,
     rendered,
     rendered_stream,
-    row_of,
     stream_of,
 )
 from manifests.samples import shard, wav
@@ -158,7 +157,7 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo, tmp_path):
 
 def test_the_fragment_has_the_table_and_disables_other_limits():
     settings = settings_of(made_sweep())
-    row = row_of(made_sweep())
+    row = made_sweep().recommended_row
     expected = {
         "use_lhotse": True,
         "use_bucketing": True,
@@ -173,7 +172,7 @@ def test_the_fragment_has_the_table_and_disables_other_limits():
 
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes():
-    row = replace(row_of(made_sweep()), batch_sizes=[2000] * 13)
+    row = replace(made_sweep().recommended_row, batch_sizes=[2000] * 13)
     settings = settings_of(replace(made_sweep(), rows=[row], recommended=0))
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
@@ -182,7 +181,7 @@ def test_a_batch_never_exceeds_the_proven_size_of_its_bucket():
     sweep = proven_sweep()
     few = [replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
     sizes = settings_of(replace(sweep, buckets=few))["bucket_batch_size"]
-    assert sizes == [9, *row_of(sweep).batch_sizes[1:]]
+    assert sizes == [9, *sweep.recommended_row.batch_sizes[1:]]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """The SpeechBrain export, read by hyperpyyaml and run by SpeechBrain's own sampler."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
 from buckets.speech import swept
-from exports.stream_runs import rendered, row_of
+from exports.stream_runs import rendered
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ def loaded(text):
 
 
 @pytest.mark.parametrize("most", [None, 40])
-def test_speechbrain_makes_the_rows_number_of_batches(sampler, most):
+def test_speechbrain_makes_the_rows_number_of_batches(most):
     # The optimal boundaries make use of the cap so that it need not be written.
     strategy = "optimal" if most is None else "quantile"
     tried = {"num_buckets": (10, 15), "strategies": ("speechbrain", strategy)}
@@ -35,8 +36,9 @@ def test_speechbrain_makes_the_rows_number_of_batches(sampler, most):
     block = loaded(rendered("speechbrain", result))["dynamic_batch_sampler"]
     assert block.get("max_batch_ex") == most
     assert (block["shuffle"], block["batch_ordering"]) == (True, "random")
+    sampler = load_speechbrain()[0].DynamicBatchSampler
     batches = sampler([None] * seconds.size, lengths_list=seconds.tolist(), **block)
-    assert len(batches) == row_of(result).batches
+    assert len(batches) == result.recommended_row.batches
 
 
 @given(st.lists(st.floats(min_value=1e-7, max_value=1e18), min_size=1, max_size=12))
@@ -50,36 +52,24 @@ def test_numbers_survive_hyperpyyaml_exactly(values):
 POOLED = np.random.default_rng(0).integers(1, 31, 300).astype(np.float64)
 
 
-@pytest.fixture
-def config(tmp_path):
-    return tmp_path / "sampler.yaml"
-
-
-@pytest.fixture
-def for_train_py(config):
-    """The lines for train.py."""
+def test_speechbrains_loader_runs_the_pools(tmp_path):
+    _, dataset, dataloader, _ = load_speechbrain()
     result = swept(POOLED, 60, strategies=("optimal", "pooled"), pool_sizes=(100,))
-    (pools,) = (index for index, row in enumerate(result.rows) if row.pool_size)
+    pools = [row.pool_size for row in result.rows].index(100)
     pooled = replace(result, recommended=pools, recommended_table=0)
+    config = tmp_path / "sampler.yaml"
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
     text = rendered("speechbrain", pooled, config=str(config))
     block = loaded(text)["dynamic_batch_sampler"]
     assert list(block["bucket_boundaries"]) == result.rows[0].boundaries
-    return [
-        line[6:]
-        for line in text[text.index("To run pools") :].splitlines()
-        if line.startswith("#     ")
-    ]
-
-
-def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
-    _, dataset, dataloader, _ = load_speechbrain()
     examples = {
         f"utt{index}": {"duration": value, "number": index}
         for index, value in enumerate(POOLED.tolist())
     }
     names = {"train_data": dataset.DynamicItemDataset(examples, output_keys=["number"])}
-    exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)
+    said = text[text.index("To run pools") :]
+    for_train_py = re.findall(r"^#     ((?!.*asr_brain).*)", said, re.MULTILINE)
+    exec("\n".join(for_train_py), names)
     loader = dataloader.make_dataloader(
         names["train_data"], batch_sampler=names["sampler"]
     )
@@ -88,6 +78,3 @@ def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
         seen = [batch.number.tolist() for batch in loader]
         assert seen == list(expected)
         assert len(seen) == len(loader)
-        assert sorted(index for batch in seen for index in batch) == list(
-            range(POOLED.size)
-        )

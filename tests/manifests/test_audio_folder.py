@@ -34,10 +34,11 @@ def test_estimated_lengths_are_counted_in_a_note(read):
     pytest.importorskip("mutagen")
     # MPEG 1, layer III, 128 kbit/s, 44.1 kHz: 1152 samples.
     frame = bytes.fromhex("fffb90c4") + bytes(413)
-    lengths = read({"a.mp3": frame * 100, "c.wav": wav(8000)})
-    assert lengths.values.tolist() == pytest.approx([115_200 / 44_100, 0.5], rel=0.003)
+    lengths = read({"a.mp3": frame * 100, "b.mp3": frame * 200, "c.wav": wav(8000)})
+    seconds = [230_400 / 44_100, 115_200 / 44_100, 0.5]
+    assert lengths.values.tolist() == pytest.approx(seconds, rel=0.003)
     assert lengths.notes[-1].startswith(
-        "1 length of MP3 files without a Xing or VBRI header: estimated"
+        "2 lengths of MP3 files without a Xing or VBRI header: estimated"
     )
 
 

@@ -7,12 +7,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from buckets.speech import swept
 from manifests.samples import audio_shard
 from msgspec import structs
 
 import batchtune.lengths
-from batchtune.buckets.sweep import SweepSettings, sweep
-from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ManifestError
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths, load_stream, scan
@@ -33,7 +32,8 @@ def table(tmp_path):
     return path
 
 
-OF_TABLE = ReadOptions(length_key="duration", target_key="tokens")
+COLUMNS = {"length_key": "duration", "target_key": "tokens"}
+OF_TABLE = ReadOptions(**COLUMNS)
 
 
 @pytest.fixture
@@ -55,19 +55,15 @@ def test_it_gives_what_the_examples_give(table, histogram, monkeypatch):
     ]
     assert counted.fingerprint == counted.runs.fingerprint() == listed.fingerprint
     assert counted.values.tolist() == listed.values.tolist()
-    without = {"reading": None}
-    assert structs.replace(counted.summary(), **without) == structs.replace(
-        listed.summary(), **without
-    )
-    settings = SweepSettings(num_buckets=(5, 6))
-    sweeps = [sweep(lengths, 200.0, settings, Costs()) for lengths in (listed, counted)]
-    assert sweeps[0].rows == sweeps[1].rows
+    summary = structs.replace(listed.summary(), reading=None)
+    assert structs.replace(counted.summary(), reading=None) == summary
+    tables = {"num_buckets": (5, 6)}
+    assert swept(counted, 200, **tables).rows == swept(listed, 200, **tables).rows
 
 
 def test_limits_leave_out_as_many(table, histogram):
     limits = {"min_length": 2.0, "max_length": 30.0, "truncate": 20.0}
-    options = {"length_key": "duration", "target_key": "tokens"}
-    listed = load_lengths(table, ReadOptions(**options, **limits))
+    listed = load_lengths(table, ReadOptions(**COLUMNS, **limits))
     counted = load_lengths(histogram, ReadOptions(**limits))
     assert counted.left_out == listed.left_out
     assert counted.truncated == listed.truncated > 0
@@ -95,14 +91,12 @@ def test_ten_billion_examples_are_swept(tmp_path):
     pyarrow.parquet.write_table(histogram_table(made), path)
     read = load_lengths(path)
     assert read.count == 10_000_000_000
-    settings = SweepSettings(
-        num_buckets=(10,), strategies=("optimal", "quantile"), world_size=8
-    )
-    swept = sweep(read, 600.0, settings, Costs())
-    best = swept.rows[swept.recommended or 0]
-    assert swept.lower_bound.batches < best.batches < 1.12 * swept.lower_bound.batches
+    ranks = {"strategies": ("optimal", "quantile"), "world_size": 8}
+    found = swept(read, 600, num_buckets=(10,), **ranks)
+    best = found.recommended_row
+    assert found.lower_bound.batches < best.batches < 1.12 * found.lower_bound.batches
     assert best.batches % 8 == 0
-    assert swept.lengths.fingerprint == "0"
+    assert found.lengths.fingerprint == "0"
     with pytest.raises(ManifestError, match="too many to hold each of them"):
         _ = read.values
 

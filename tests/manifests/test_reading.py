@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from manifests.conftest import CASES
+from manifests.samples import parquet
 from ruamel.yaml import YAML
 
 from batchtune.errors import UsageError
-from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests import FORMATS, ReadOptions
 from batchtune.manifests.source import Head
 
 
@@ -189,11 +188,10 @@ def test_a_note_says_that_characters_are_counted_and_what_else(read):
     assert "--measure words" in note
 
 
-TOKENIZED = {
-    "input_ids": [[5, 6, 7], [1]],
-    "attention_mask": [[1, 1, 1], [1]],
-    "labels": [[2, 2], [9]],
-}
+TOKENIZED = [
+    {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "labels": [2, 2]},
+    {"input_ids": [1], "attention_mask": [1], "labels": [9]},
+]
 
 
 def test_a_sum_can_be_read_from_several_files(read):
@@ -221,18 +219,11 @@ def test_tokens_are_counted_without_truncation_and_padding(read, tokenizer):
     assert (found.values.tolist(), found.unit) == ([3, 2], "tokens")
 
 
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_a_tokenized_data_set_needs_no_options(tmp_path, as_folder):
-    path = tmp_path / "tokenized"
-    if as_folder:
-        datasets = pytest.importorskip("datasets")
-        datasets.Dataset.from_dict(TOKENIZED).save_to_disk(str(path))
-    else:
-        pa.parquet.write_table(pa.table(TOKENIZED), path)
-    found = load_lengths(path)
+def test_a_tokenized_data_set_needs_no_options(read):
+    found = read(parquet(TOKENIZED))
     assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
-    both = ReadOptions(length_key="input_ids", target_key="labels")
-    assert load_lengths(path, both).targets.tolist() == [2, 1]
+    found = read(parquet(TOKENIZED), length_key="input_ids", target_key="labels")
+    assert found.targets.tolist() == [2, 1]
 
 
 def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path):

@@ -34,14 +34,13 @@ def test_shards_are_read_in_their_order(tmp_path):
 
 
 def test_a_manifest_is_no_shard_but_several_are(tmp_path):
-    for name, rows in (("a", "1,4\n2,3\n"), ("b", "3,7\n")):
-        (tmp_path / f"{name}.csv").write_text(f"id,duration\n{rows}")
-    assert load_stream(tmp_path / "a.csv").shards == []
-    both = load_stream([tmp_path / "a.csv", tmp_path / "b.csv"])
-    assert (both.values.tolist(), [shard.count for shard in both.shards]) == (
-        [4, 3, 7],
-        [2, 1],
-    )
+    first, second = tmp_path / "a.csv", tmp_path / "b.csv"
+    first.write_text("id,duration\n1,4\n2,3\n")
+    second.write_text("id,duration\n3,7\n")
+    assert load_stream(first).shards == []
+    both = load_stream([first, second])
+    assert both.values.tolist() == [4, 3, 7]
+    assert [shard.count for shard in both.shards] == [2, 1]
     assert both.repeated_ids is None
 
 

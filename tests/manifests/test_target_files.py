@@ -8,10 +8,6 @@ WAV2VEC = "/data\na.wav\t100\nb.wav\t200\nc.wav\t300\n"
 KALDI = "a 1.5\nb 2.5\nc 3.5\n"
 
 
-def pairs(lengths):
-    return dict(zip(lengths.values.tolist(), lengths.targets.tolist(), strict=True))
-
-
 @pytest.fixture
 def load(read, tmp_path):
     """Reads a manifest with its targets, which are written too: load(manifest, targets, name, **options)."""
@@ -29,17 +25,18 @@ WORDS = {"measure": "words"}
 @pytest.mark.parametrize(
     ("targets", "name", "options", "lengths", "counts"),
     [
-        ("A B | C |\nA\nA B |\n", "valid.ltr", {}, [5, 1, 3], "words"),
-        ("one two\nthree\nx\n", "a.txt", {}, [7, 5, 1], "characters"),
-        ("one two\nthree\nx\n", "a.txt", WORDS, [2, 1, 1], "words"),
-        ("7\n8\n9\n", "a", {}, [7, 8, 9], "numbers"),
+        ("A B | C |\nA\nA B |\n", "valid.ltr", {}, [3, 1, 5], "words"),
+        ("one two\nthree\nx\n", "a.txt", {}, [1, 5, 7], "characters"),
+        ("one two\nthree\nx\n", "a.txt", WORDS, [1, 1, 2], "words"),
+        ("7\n8\n9\n", "a", {}, [9, 8, 7], "numbers"),
     ],
 )
 def test_lines_are_aligned_and_it_is_told_what_they_are(
     load, targets, name, options, lengths, counts
 ):
     found = load(WAV2VEC, targets, name, **options)
-    assert pairs(found) == dict(zip((100, 200, 300), lengths, strict=True))
+    assert found.values.tolist() == [300, 200, 100]
+    assert found.targets.tolist() == lengths
     said = f"Target lengths are the {counts} in "
     assert any(note.startswith(said) for note in found.notes)
 
@@ -56,16 +53,17 @@ def test_as_many_lines_as_examples_are_needed(load, targets, message):
 @pytest.mark.parametrize(
     ("targets", "options", "lengths"),
     [
-        ("c 9\nb 8\na 7\nunused 1\n", {}, [7, 8, 9]),
-        ("c 9,31\nb 8,31\na 7,31\n", {}, [7, 8, 9]),
-        ("a HELLO YOU\nb HI\nc X\n", {}, [9, 2, 1]),
-        ("a HELLO YOU\nb HI\nc X\n", WORDS, [2, 1, 1]),
+        ("c 9\nb 8\na 7\nunused 1\n", {}, [9, 8, 7]),
+        ("c 9,31\nb 8,31\na 7,31\n", {}, [9, 8, 7]),
+        ("a HELLO YOU\nb HI\nc X\n", {}, [1, 2, 9]),
+        ("a HELLO YOU\nb HI\nc X\n", WORDS, [1, 1, 2]),
     ],
     ids=["numbers", "shapes", "texts", "words"],
 )
 def test_files_of_kaldi_and_espnet_are_joined_by_id(load, targets, options, lengths):
-    found = pairs(load(KALDI, targets, **options))
-    assert found == dict(zip((1.5, 2.5, 3.5), lengths, strict=True))
+    found = load(KALDI, targets, **options)
+    assert found.values.tolist() == [3.5, 2.5, 1.5]
+    assert found.targets.tolist() == lengths
 
 
 def test_an_example_without_a_target_is_invalid_and_named(load):
@@ -79,8 +77,8 @@ def test_both_lengths_of_an_espnet_folder(read, tmp_path):
         "text_shape.char": "b 20,31\na 10,31\n",
     }
     found = read(files, target_file=str(tmp_path / "text_shape.char"))
-    assert pairs(found) == {100: 10, 200: 20}
-    assert found.unit == "frames"
+    assert (found.values.tolist(), found.unit) == ([200, 100], "frames")
+    assert found.targets.tolist() == [20, 10]
 
 
 def test_each_of_several_manifests_has_its_target_file(read, refusal, tmp_path):
@@ -91,6 +89,6 @@ def test_each_of_several_manifests_has_its_target_file(read, refusal, tmp_path):
         "b.ltr": "X X\n",
     }
     found = read(files, "{a,b}.tsv", target_file=f"{tmp_path}/{{a,b}}.ltr")
-    assert pairs(found) == {3: 3, 2: 2}
+    assert found.values.tolist() == found.targets.tolist() == [3, 2]
     error = refusal({}, "{a,b}.tsv", target_file=f"{tmp_path}/a.ltr")
     assert "1 target file for 2 manifests" in error.message

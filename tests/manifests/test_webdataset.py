@@ -27,10 +27,10 @@ def npy(*shape):
     return stream.getvalue()
 
 
-def speech(count, start=0):
+def speech(count):
     """Samples of a wav that is (number + 1) * 1000 samples long, a text and a json member."""
     members = []
-    for number in range(start, start + count):
+    for number in range(count):
         members += [
             (f"utt{number}.wav", wav((number + 1) * 1000)),
             (f"utt{number}.txt", b"word " * (number + 1)),
@@ -95,32 +95,27 @@ ALTERNATING = [(f"{n}.{('flac', 'wav')[n % 2]}", wav(1000)) for n in range(100)]
 REFUSED = {
     "of two audio members one needs to be named": (
         [("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))],
-        "",
         "--length-key",
     ),
     "a later sample with several audio members": (
         [*ALTERNATING, ("x.mix.wav", wav(10)), ("x.flac", wav(20))],
         "1 of 101 rows is invalid.*id 'x': 'audio' can't be read: several audio members: 'flac' and another",
-        "",
     ),
     "a sample without the member": (
         [*speech(1), ("b.txt", b"x")],
         "1 of 2 rows is invalid.*id 'b': 'audio' is missing",
-        "",
     ),
     "a suffix that comes twice": (
         [*speech(1), ("a.wav", wav(10)), ("a.txt", b"x"), ("a.WAV", wav(20))],
         "id 'a': 'audio' can't be read: two members with one suffix: 'wav'",
-        "",
     ),
 }
 
 
-@cases(REFUSED, "members message hint")
-def test_a_sample_without_one_length_is_named(refusal, members, message, hint):
+@cases(REFUSED, "members message")
+def test_a_sample_without_one_length_is_named(refusal, members, message):
     error = refusal(shard(members))
-    assert re.search(message, error.message, re.DOTALL)
-    assert hint in error.hint
+    assert re.search(message, f"{error.message}\n{error.hint}", re.DOTALL)
 
 
 def test_members_without_a_suffix_are_counted(read):
