@@ -4,15 +4,14 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from buckets.speech import swept
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.buckets.sweep import sweep
 from batchtune.epochs.measured_costs import Costs, TypicalTargets
 from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings
 
 
 def cells(sizes, lengths):
@@ -38,16 +37,10 @@ def in_tiles(sizes, lengths):
 TIMES = [cells, constant_and_cells, quadratic, in_tiles]
 
 
-def optimal_rows(
-    lengths,
-    num_buckets,
-    costs,
-    *,
-    max_batch_length=300,
-):
+def optimal_rows(lengths, num_buckets, limit=300, **costs):
     """Sized by the frontier where there is one."""
-    chosen = SweepSettings(strategies=("optimal",), num_buckets=num_buckets)
-    rows = sweep(lengths, max_batch_length, chosen, costs).rows
+    only = {"strategies": ("optimal",), "num_buckets": num_buckets}
+    rows = swept(lengths, limit, Costs(**costs), **only).rows
     return [row for row in rows if row.sizing == rows[-1].sizing]
 
 
@@ -69,14 +62,14 @@ def least_by_brute_force(lengths, sizes, seconds):
         targets=None if seconds is None else TypicalTargets.of(lengths),
     )
     ends = lengths.histogram.lengths
-    found = []
+    least = np.full(ends.size, np.inf)
     for buckets in range(1, ends.size + 1):
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]
             table = BucketTable(ends[chosen], sizes[chosen])
             row = pricing.of_table("any", "frontier", buckets, table).row
-            found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
-    return found
+            least[buckets - 1] = min(least[buckets - 1], cost(row))
+    return np.minimum.accumulate(least)
 
 
 @given(
@@ -95,11 +88,12 @@ def test_no_other_table_costs_less_whatever_the_sizes(counts, seed, seconds, ste
         else np.repeat(rng.integers(1, 16, 3), 2)[: len(counts)]
     )
     lengths = Lengths.of(np.repeat(ends, counts))
-    costs = Costs(
-        frontier=lambda of: sizes[np.searchsorted(ends, of)], step_seconds=seconds
+    rows = optimal_rows(
+        lengths,
+        tuple(range(1, ends.size + 1)),
+        frontier=lambda of: sizes[np.searchsorted(ends, of)],
+        step_seconds=seconds,
     )
-    asked = tuple(range(1, ends.size + 1))
-    rows = optimal_rows(lengths, asked, costs)
     assert [cost(row) for row in rows] == pytest.approx(
         least_by_brute_force(lengths, sizes, seconds), rel=1e-9
     )
@@ -109,23 +103,9 @@ def test_no_other_table_costs_less_whatever_the_sizes(counts, seed, seconds, ste
 
 
 def test_few_ends_stand_for_thousands_of_lengths():
-    lengths = Lengths.of(
-        np.exp(np.random.default_rng(3).normal(0.55, 1.15, 60_000))
-        .clip(0.1, 82.5)
-        .round(2)
-    )
-    rows = optimal_rows(
-        lengths, (5, 15), Costs(step_seconds=constant_and_cells), max_batch_length=423
-    )
+    normal = np.random.default_rng(3).normal(0.55, 1.15, 60_000)
+    lengths = np.exp(normal).clip(0.1, 82.5).round(2)
+    rows = optimal_rows(lengths, (5, 15), 423, step_seconds=constant_and_cells)
     # The times of the tables that were found among 2,048 ends.
     for row, finer in zip(rows, (35.4358, 26.3348), strict=True):
         assert row.estimated_epoch_seconds == pytest.approx(finer, rel=0.0015)
-
-
-def test_few_ends_give_as_few_batches_as_all():
-    samples = (np.random.default_rng(7).gamma(6, 2, 15_000) * 16_000).round()
-    rows = optimal_rows(
-        Lengths.of(samples), (2, 5, 10, 20), Costs(), max_batch_length=4000 * 16_000
-    )
-    # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
-    assert [row.batches for row in rows] == [77, 55, 50, 48]

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from buckets.speech import LONG_SPEECH, frontier, step_seconds
+from buckets import speech
+from buckets.speech import LONG_SPEECH, NONE_KNOWN, frontier, step_seconds
 
 from batchtune.buckets import parse_sizes
-from batchtune.buckets.sweep import drift, sweep
+from batchtune.buckets.sweep import drift
 from batchtune.epochs import ON_ONE_RANK, ShuffleKey, drawn, pricing
 from batchtune.epochs.batchers import Batching
 from batchtune.epochs.expectation import mates_in_cuts
@@ -14,17 +15,14 @@ from batchtune.epochs.pricing import Pricing, simulate_epochs
 from batchtune.epochs.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings
 
 SPEECH = Lengths.of(LONG_SPEECH, unit="s")
 TIMED = Costs(step_seconds=step_seconds)
 
 
 def swept(lengths, *pool_sizes, costs=TIMED, **options):
-    settings = SweepSettings(
-        strategies=("pooled",), pool_sizes=pool_sizes, **{"seed": 7, **options}
-    )
-    return sweep(lengths, 300, settings, costs)
+    pools = {"strategies": ("pooled",), "pool_sizes": pool_sizes, "seed": 7}
+    return speech.swept(lengths, costs=costs, **pools, **options)
 
 
 def row_of(lengths, pool_size, *, costs=TIMED, **options):
@@ -39,10 +37,7 @@ def test_figures_are_means_of_the_first_epochs(pool_size):
         BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead
     )
     batcher = batching.batcher(SPEECH.values)
-    batches = []
-    padded = []
-    seconds = []
-    deviations = []
+    figures = []
     for epoch in range(row.simulated_epochs or 0):
         drawing = ShuffleKey(seed=7, epoch=epoch)
         cut = batcher.cut(drawing, ON_ONE_RANK)
@@ -50,10 +45,10 @@ def test_figures_are_means_of_the_first_epochs(pool_size):
         sizes, longest, totals = np.array(
             [(each.size, each.max(), each.sum()) for each in held]
         ).T
-        deviations.append(totals.std() / totals.mean())
-        batches.append(len(held))
-        padded.append(float(sizes @ longest))
-        seconds.append(float(step_seconds(sizes, longest).sum()))
+        seconds = step_seconds(sizes, longest).sum()
+        deviation = totals.std() / totals.mean()
+        figures.append((len(held), sizes @ longest, seconds, deviation))
+    batches, padded, seconds, deviations = np.array(figures).T
     assert {row.batches} == set(batches) and row.simulated_epochs == 8
     assert row.padded_length == pytest.approx(np.mean(padded))
     assert row.estimated_epoch_seconds == pytest.approx(np.mean(seconds))
@@ -129,7 +124,7 @@ def test_small_pools_are_cut_for_the_least_time():
         Batching(BucketTable.of(small.boundaries, small.batch_sizes), 60),
     ).row
     assert small.estimated_epoch_seconds < 0.997 * other.estimated_epoch_seconds
-    assert row_of(SPEECH, 60, costs=Costs()).batch_overhead is None
+    assert row_of(SPEECH, 60, costs=NONE_KNOWN).batch_overhead is None
 
 
 def test_sizes_are_the_largest_known_to_fit():
@@ -140,30 +135,14 @@ def test_sizes_are_the_largest_known_to_fit():
 
 
 def test_pools_go_from_a_thousand_to_all_unless_asked_for():
-    many = swept(Lengths.of(np.linspace(1, 20, 12_000)), costs=Costs()).rows
+    def sizes(*arguments, **costs):
+        return [row.pool_size for row in swept(*arguments, **costs).rows]
+
     # 5,900 would be three pools, as 4,100 are.
-    assert [row.pool_size for row in many] == [
-        1000,
-        1400,
-        2000,
-        2900,
-        4100,
-        8400,
-        12_000,
-    ]
-    assert [row.pool_size for row in swept(Lengths.of([3.0, 4.0])).rows] == [2]
-    assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [
-        20,
-        1500,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("20000", (20_000,)), ("1000, 50", (1000, 50)), ("all,7", ("all", 7))],
-)
-def test_pool_sizes_are_read(text, sizes):
-    assert parse_sizes(text, "--pool-size") == sizes
+    many = [1000, 1400, 2000, 2900, 4100, 8400, 12_000]
+    assert sizes(np.linspace(1, 20, 12_000), costs=NONE_KNOWN) == many
+    assert sizes([3.0, 4.0]) == [2]
+    assert sizes(SPEECH, 10**9, 20, 10**15) == [20, 1500]
 
 
 @pytest.mark.parametrize(
@@ -177,13 +156,11 @@ def test_a_pool_size_that_is_no_number_of_examples_is_refused(text):
 def test_other_lengths_are_compared_in_pools_of_one_size():
     random = np.random.default_rng(8)
     wide = Lengths.of(random.integers(1, 3000, 3000), unit="tokens")
-    tuned = sweep(
-        wide, 1e6, SweepSettings(strategies=("pooled",), pool_sizes=(800,)), Costs()
-    )
+    tuned = speech.swept(wide, 1e6, strategies=("pooled",), pool_sizes=(800,))
     assert tuned.recommended_row.num_buckets > 1000
-    assert drift(wide, tuned, Costs()).stale == 0
+    assert drift(wide, tuned, NONE_KNOWN).stale == 0
     shorter = Lengths.of(np.minimum(wide.values, 1500), unit="tokens")
-    found = drift(shorter, tuned, Costs())
+    found = drift(shorter, tuned, NONE_KNOWN)
     assert (
         found.changed
         and 0 <= found.stale < 0.1

@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manifests.conftest import cases
 from msgspec.structs import replace
 from report_records import made_row, made_sweep
 
@@ -94,21 +95,6 @@ def test_times_alone_decide_where_all_are_known():
     assert found.reason.startswith("no row takes less time than a fixed batch size")
 
 
-def test_the_row_closest_to_the_kept_steps_is_recommended():
-    ones = replace(row(7025, 10, strategy="linear"), padded_length=0.9)
-    close = row(2581, 12)
-    assert recommend([ones, close], fixed(3513), steps_kept=True).row == 1
-    # A fixed batch size of one pads nothing, and makes as many steps as there are examples.
-    single = [replace(baseline, padded_length=0.9) for baseline in fixed(7025)]
-    assert recommend([ones, close], single, steps_kept=True).row == 1
-
-
-@pytest.mark.parametrize(("again", "chosen"), [(0.04, 1), (0.78, None)])
-def test_pools_are_as_random_as_a_table_that_is_not_recommended(again, chosen):
-    rows = [row(2000, 10, again=0.05), pools(1500, 5000, again)]
-    assert recommend(rows, fixed(2000)).row == chosen
-
-
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
@@ -168,25 +154,76 @@ def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows):
 
 
 TABLE = row(1000, 12, 100.0, again=0.05)
+AMONG_POOLS = [TABLE, pools(900, 5000, 0.2, 90.0), pools(800, 9000, 0.5, 80.0)]
+MOST_RANDOM = [*AMONG_POOLS, pools(990, 1000, 0.001, 120.0)]
+# By what the rows show: the rows, options, the row that is recommended, and the table for other frameworks.
+CHOICES = {
+    "pools 1% faster": ([TABLE, pools(980, 5000, 0.05, 98.9)], {}, 1, 0),
+    "pools hardly faster": ([TABLE, pools(980, 5000, 0.05, 99.1)], {}, 0, 0),
+    "pools less random": ([TABLE, pools(980, 5000, 0.06, 90.0)], {}, 0, 0),
+    "unproven pools": ([TABLE, pools(980, 5000, 0.04, 90.0, unproven=1)], {}, 0, 0),
+    "proven pools": ([TABLE, pools(980, 5000, 0.04, 90.0, unproven=0)], {}, 1, 0),
+    "pools with as many batches as a fixed batch size": (
+        [TABLE, pools(2000, 5000, 0.01, 90.0)],
+        {},
+        0,
+        0,
+    ),
+    "pools as random as a table that is not recommended": (
+        [row(2000, 10, again=0.05), pools(1500, 5000, 0.04)],
+        {},
+        1,
+        None,
+    ),
+    "pools less random than a table that is not recommended": (
+        [row(2000, 10, again=0.05), pools(1500, 5000, 0.78)],
+        {},
+        None,
+        None,
+    ),
+    "of pools as fast as the fastest the most random": (
+        [
+            pools(900, 1000, 0.01, 95.0),
+            pools(850, 5000, 0.03, 90.5),
+            pools(840, 9000, 0.05, 90.0),
+            TABLE,
+        ],
+        {},
+        1,
+        3,
+    ),
+    "few shapes": ([TABLE, pools(900, 5000, 0.01)], {"few_shapes": True}, 0, 0),
+    "the table's randomness by default": (AMONG_POOLS, {}, 0, 0),
+    "less randomness": (AMONG_POOLS, {"min_randomness": 0.8}, 1, 0),
+    "more than any has": (AMONG_POOLS, {"min_randomness": 0.96}, None, None),
+    "slower pools, as the table is not random enough": (
+        MOST_RANDOM,
+        {"min_randomness": 0.96},
+        3,
+        None,
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        (pools(980, 5000, 0.05, 98.9), 1),
-        (pools(980, 5000, 0.05, 99.1), 0),  # less than 1% faster
-        (pools(980, 5000, 0.06, 90.0), 0),  # less random
-        (pools(980, 5000, 0.04, 90.0, unproven=1), 0),
-        (pools(980, 5000, 0.04, 90.0, unproven=0), 1),
-        (
-            pools(2000, 5000, 0.01, 90.0),
-            0,
-        ),  # as many batches as with a fixed batch size
-    ],
-)
-def test_pools_are_recommended_if_faster_and_as_random(found, expected):
-    chosen = recommend([TABLE, found], fixed(2000))
-    assert (chosen.row, chosen.portable) == (expected, 0)
+@cases(CHOICES, "rows options chosen portable")
+def test_pools_are_recommended_if_faster_and_as_random(rows, options, chosen, portable):
+    found = recommend(rows, fixed(2000), **options)
+    assert (found.row, found.portable) == (chosen, portable)
+
+
+def test_times_that_do_not_compare_leave_the_choice_to_batches():
+    rows = [row(900, seconds=200.0), row(1000, seconds=100.0)]
+    assert recommend(rows, fixed(2000)).row == 1
+    untimed = recommend(rows, fixed(2000), timed=False)
+    assert untimed.row == 0 and "estimated" not in untimed.reason
+
+
+def test_the_row_closest_to_the_kept_steps_is_recommended():
+    """A fixed batch size of one pads nothing, and makes as many steps as there are examples."""
+    ones = replace(row(7025, 10, strategy="linear"), padded_length=0.9)
+    single = [replace(baseline, padded_length=0.9) for baseline in fixed(7025)]
+    for baselines in (fixed(3513), single):
+        assert recommend([ones, row(2581, 12)], baselines, steps_kept=True).row == 1
 
 
 def test_examples_that_are_too_few_for_pools_are_said():
@@ -194,45 +231,6 @@ def test_examples_that_are_too_few_for_pools_are_said():
     assert not list(too_few_examples(few, pools(9, 50, 0.4)))
     (said,) = too_few_examples(few, pools(9, 50, 0.6))
     assert said.startswith("300 examples are too few for pools of 50 examples: ")
-
-
-def test_times_that_do_not_compare_leave_the_choice_to_batches():
-    rows = [row(900, seconds=200.0), row(1000, seconds=100.0)]
-    chosen = [recommend(rows, fixed(2000), timed=timed) for timed in (True, False)]
-    assert [each.row for each in chosen] == [1, 0]
-    assert "estimated" not in chosen[1].reason
-
-
-def test_of_pools_as_fast_as_the_fastest_the_most_random_win():
-    rows = [
-        pools(900, 1000, 0.01, 95.0),
-        pools(850, 5000, 0.03, 90.5),
-        pools(840, 9000, 0.05, 90.0),
-        TABLE,
-    ]
-    chosen = recommend(rows, fixed(2000))
-    assert (chosen.row, chosen.portable) == (1, 3)
-
-
-def test_pools_need_no_more_randomness_than_is_asked_for():
-    rows = [TABLE, pools(900, 5000, 0.2, 90.0), pools(800, 9000, 0.5, 80.0)]
-    assert recommend(rows, fixed(2000)).row == 0
-    assert recommend(rows, fixed(2000), min_randomness=0.8).row == 1
-    chosen = recommend(rows, fixed(2000), min_randomness=0.96)
-    assert (chosen.row, chosen.portable) == (None, None)
-    chosen = recommend(
-        [*rows, pools(990, 1000, 0.001, 120.0)], fixed(2000), min_randomness=0.96
-    )
-    # Slower than the table, which is not random enough.
-    assert (chosen.row, chosen.portable) == (
-        3,
-        None,
-    )
-
-
-def test_with_few_shapes_no_pools_are_recommended():
-    rows = [TABLE, pools(900, 5000, 0.01)]
-    assert recommend(rows, fixed(2000), few_shapes=True).row == 0
 
 
 @pytest.mark.parametrize(

@@ -4,33 +4,30 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from buckets.speech import PROBED, SPEECH, epochs_of, step_seconds
-from hypothesis import given
+from buckets import speech
+from buckets.speech import NONE_KNOWN, PROBED, SPEECH, epochs_of, step_seconds
+from epochs.test_frontier import point
+from hypothesis import example, given
 from hypothesis import strategies as st
-from memory_laws import LAWS, LawDevice, made_lengths
+from memory_laws import made_lengths
 from msgspec.structs import replace
-from report_records import SCRIPT
+from report_records import SCRIPT, made_probe
 
 from batchtune.buckets import STRATEGIES
 from batchtune.buckets.current import read_current
-from batchtune.buckets.sweep import run_sweep, sweep
+from batchtune.buckets.sweep import run_sweep
 from batchtune.epochs import RankSplit
 from batchtune.epochs.measured_costs import Costs, Frontier
 from batchtune.errors import UsageError
 from batchtune.lengths import Lengths
-from batchtune.probe.flow import run_probe
-from batchtune.probe.messages import ProbeHooks
-from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
-    FrontierPoint,
     Sweep,
     SweepSettings,
     encode,
     write_result,
 )
 
-NONE_KNOWN = Costs()
 TABLES = tuple(name for name, strategy in STRATEGIES.items() if not strategy.in_pools)
 
 
@@ -38,18 +35,10 @@ def swept(
     values,
     max_batch_length=300,
     costs=NONE_KNOWN,
-    *,
-    strategies=tuple(STRATEGIES),
-    num_buckets=(3, 8),
-    max_batch_size=None,
+    **chosen,
 ):
-    chosen = SweepSettings(
-        strategies=strategies,
-        num_buckets=num_buckets,
-        max_batch_size=max_batch_size,
-        seed=7,
-    )
-    return sweep(Lengths.of(values, unit="s"), max_batch_length, chosen, costs)
+    usual = {"strategies": tuple(STRATEGIES), "num_buckets": (3, 8), "seed": 7}
+    return speech.swept(values, max_batch_length, costs, **{**usual, **chosen})
 
 
 def test_there_is_a_row_for_every_strategy_and_bucket_count():
@@ -69,18 +58,6 @@ def test_a_sweep_stays_below_the_batch_size_that_was_probed():
         assert result.settings.max_batch_size == most
         assert max(max(row.batch_sizes) for row in result.rows) == most
         assert max(baseline.batch_size for baseline in result.baselines) == most
-
-
-def test_the_estimated_time_is_that_of_every_batch():
-    constant = Costs(
-        step_seconds=lambda sizes, lengths: np.full(
-            np.broadcast(sizes, lengths).shape, 0.5
-        )
-    )
-    # Each epoch in pools has as many batches.
-    lengths = np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
-    for row in swept(lengths, costs=constant).rows:
-        assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
 
 
 OF_TWO = Costs(frontier=lambda lengths: np.full(lengths.shape, 2))
@@ -109,17 +86,21 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches():
 
 @given(
     values=st.lists(st.floats(0.1, 50), min_size=1, max_size=60),
-    max_batch_length=st.floats(0.05, 300),
+    max_batch_length=st.floats(1e-3, 300) | st.just(1e6),
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
+    seconds=st.sampled_from([None, step_seconds]),
 )
+@example([5.0], 20, None, None, step_seconds)
+@example([5.0] * 9, 20, None, None, step_seconds)
+@example([5.0, 5.0, 8.0], 1e-3, None, None, None)
 def test_no_row_and_no_baseline_beats_the_bound(
-    values, max_batch_length, fits, max_batch_size
+    values, max_batch_length, fits, max_batch_size, seconds
 ):
     def uneven(lengths):
         return np.array(fits)[np.minimum(5, lengths // 10).astype(int)]
 
-    costs = Costs(frontier=None if fits is None else uneven, step_seconds=step_seconds)
+    costs = Costs(frontier=None if fits is None else uneven, step_seconds=seconds)
     result = swept(
         values,
         max_batch_length,
@@ -127,6 +108,8 @@ def test_no_row_and_no_baseline_beats_the_bound(
         num_buckets=(1, 4),
         max_batch_size=max_batch_size,
     )
+    # NaN and infinity would be null there.
+    assert msgspec.json.decode(encode(result), type=Sweep) == result
     bound = result.lower_bound
     for found in (*result.rows, *result.baselines):
         assert found.batches >= bound.batches
@@ -134,24 +117,6 @@ def test_no_row_and_no_baseline_beats_the_bound(
         assert (found.estimated_epoch_seconds or 0) >= (
             bound.estimated_epoch_seconds or 0
         ) * (1 - 1e-9)
-
-
-EDGES = {
-    "one example": [5.0],
-    "all lengths equal": [5.0] * 9,
-    "two distinct lengths": [5.0, 5.0, 8.0],
-    "more buckets than lengths": [1.0, 2.0, 3.0, 4.0],
-}
-
-
-@pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
-def test_small_data_sets_give_finite_results(values):
-    for costs, max_batch_length in itertools.product(
-        (NONE_KNOWN, PROBED), (1e-3, 20, 1e6)
-    ):
-        result = swept(values, max_batch_length, costs, num_buckets=(1, 7))
-        # NaN and infinity would be null there.
-        assert msgspec.json.decode(encode(result), type=Sweep) == result
 
 
 @pytest.mark.parametrize("wrong", [0, float("nan"), float("inf")])
@@ -182,13 +147,10 @@ def test_a_cap_by_speechbrains_bucket_count_is_reported_once():
 
 
 def test_every_strategy_rounds_boundaries_up_to_multiples():
-    chosen = SweepSettings(num_buckets=(3, 8), multiple_of=0.5)
-    lengths = Lengths.of(SPEECH, unit="s")
-    result = sweep(lengths, 300, chosen, PROBED)
-    for row in result.rows:
+    for row in swept(SPEECH, costs=PROBED, strategies=TABLES, multiple_of=0.5).rows:
         assert all(boundary % 0.5 == 0 for boundary in row.boundaries)
-        assert row.boundaries[-1] >= lengths.longest
-        assert row.padded_length >= lengths.total
+        assert row.boundaries[-1] >= SPEECH.max()
+        assert row.padded_length >= SPEECH.sum()
         if row.sizing == "length":
             assert row.batch_sizes == [
                 max(1, int(300 / boundary)) for boundary in row.boundaries
@@ -196,37 +158,14 @@ def test_every_strategy_rounds_boundaries_up_to_multiples():
 
 
 def test_sizes_beyond_the_longest_shrink_and_are_unproven():
-    frontier = Frontier.of(
-        [
-            FrontierPoint(
-                length=length,
-                target_length=None,
-                batch_size=size,
-                closed_by="oom",
-                oom_batch_size=size + 1,
-                step_seconds=None,
-                peak_bytes=None,
-            )
-            for length, size in ((1.0, 2700), (30.0, 90))
-        ]
-    )
+    frontier = Frontier.of([point(1.0, 2700), point(30.0, 90)])
     costs = Costs(
         frontier=frontier, continued_frontier=frontier.continued, proven=frontier.proven
     )
-    result = sweep(
-        Lengths.of([1.0, 2, 30]),
-        3000,
-        SweepSettings(num_buckets=(1,), multiple_of=40),
-        costs,
-    )
+    result = swept([1, 2, 30], 3000, costs, num_buckets=(1,), multiple_of=40)
     shrunk = int(90 * (30 / 40) ** 2)
-    for row in result.rows:
-        if row.boundaries[-1] == 40.0 and len(row.boundaries) == 1:
-            assert row.batch_sizes == [shrunk]
-    assert [row.sizing for row in result.rows if row.strategy == "optimal"] == [
-        "length",
-        "frontier",
-    ]
+    sizes = [row.batch_sizes for row in result.rows if row.boundaries == [40.0]]
+    assert sizes and all(size == [shrunk] for size in sizes)
     assert result.baselines[0].batch_size == shrunk
     assert all(row.unproven for row in result.rows)
 
@@ -236,40 +175,30 @@ def test_sizes_beyond_the_longest_shrink_and_are_unproven():
     [(1, False), (2, False), (2, True), (8, False), (64, True)],
 )
 def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
-    dealing = RankSplit(world_size=world_size, same_bucket=same_bucket)
+    dealing = {"world_size": world_size, "same_bucket": same_bucket}
     values = SPEECH
-    chosen = SweepSettings(
-        strategies=("optimal", "linear"),
-        num_buckets=(7,),
-        world_size=world_size,
-        same_bucket=same_bucket,
-    )
-    for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
+    chosen = {"strategies": ("optimal", "linear"), "num_buckets": (7,)}
+    for row in swept(values, 150, **chosen, **dealing).rows:
         cells = []
         steps = []
-        for ranks in epochs_of(row, values, dealing, 20):
+        for ranks in epochs_of(row, values, RankSplit(**dealing), 20):
             batches = list(itertools.chain(*ranks))
             together = zip(*ranks, strict=True)
             steps += [values[np.concatenate(step)].sum() for step in together]
             sizes = [len(batch) for batch in batches]
             assert row.batches == len(batches)
-            assert row.repeated_examples == sum(sizes) - len(
-                set(itertools.chain(*batches))
-            )
-            assert (row.smallest_batch_size, row.largest_batch_size) == (
-                min(sizes),
-                max(sizes),
-            )
-            assert row.mean_batch_size == pytest.approx(np.mean(sizes))
-            assert row.batch_size_variation == pytest.approx(
-                np.std(sizes) / np.mean(sizes)
-            )
+            examples = {*itertools.chain(*batches)}
+            assert row.repeated_examples == sum(sizes) - len(examples)
+            assert row.smallest_batch_size == min(sizes)
+            assert row.largest_batch_size == max(sizes)
+            mean = np.mean(sizes)
+            assert row.mean_batch_size == pytest.approx(mean)
+            assert row.batch_size_variation == pytest.approx(np.std(sizes) / mean)
             padded = [len(batch) * values[batch].max() for batch in batches]
             assert max(padded) <= row.largest_padded_length * (1 + 1e-9)
             cells.append(sum(padded))
-        assert abs(np.mean(cells) - row.padded_length) < 4 * np.std(cells) / np.sqrt(
-            len(cells)
-        )
+        error = np.std(cells) / np.sqrt(len(cells))
+        assert abs(np.mean(cells) - row.padded_length) < 4 * error
         deviation = np.std(steps) / np.mean(steps)
         assert row.step_tokens_deviation == pytest.approx(deviation, rel=0.25)
         assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
@@ -280,18 +209,18 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size, same_bucket):
     "chosen", [{}, {"world_size": 16}, {"world_size": 16, "same_bucket": True}]
 )
 def test_the_buckets_and_the_histogram_hold_the_whole_epoch(chosen):
-    settings = SweepSettings(strategies=("quantile",), num_buckets=(7,), **chosen)
-    lengths = Lengths.of(SPEECH)
-    found = sweep(lengths, 150, settings, NONE_KNOWN)
+    only = {"strategies": ("quantile",), "num_buckets": (7,)}
+    found = swept(SPEECH, 150, **only, **chosen)
     row = found.rows[0]
     assert found.recommended == 0
-    assert sum(use.examples for use in found.buckets) == lengths.count
-    assert sum(use.length for use in found.buckets) == pytest.approx(lengths.total)
-    assert sum(use.batches for use in found.buckets) == row.batches
-    padded = sum(use.padded_length for use in found.buckets)
-    assert padded == pytest.approx(row.padded_length)
+    uses = [
+        (use.examples, use.length, use.batches, use.padded_length)
+        for use in found.buckets
+    ]
+    whole = [SPEECH.size, SPEECH.sum(), row.batches, row.padded_length]
+    assert np.sum(uses, axis=0) == pytest.approx(whole)
     bins = found.histogram
-    assert sum(one.count for one in bins) == lengths.count
+    assert sum(one.count for one in bins) == SPEECH.size
     assert all(before.to == after.from_ for before, after in itertools.pairwise(bins))
     assert len(found.quantiles) == 1001 and found.quantiles == sorted(found.quantiles)
     assert set(found.quantiles) <= set(SPEECH.tolist())
@@ -299,15 +228,14 @@ def test_the_buckets_and_the_histogram_hold_the_whole_epoch(chosen):
 
 
 def test_the_current_config_is_a_row_beside_the_others():
-    current = read_current("max_batch_length=300,num_buckets=8")
-    settings = SweepSettings(num_buckets=(8,), keep="nothing")
-    result = sweep(Lengths.of(SPEECH), 300, settings, PROBED, current)
+    given = {"current": "max_batch_length=300,num_buckets=8", "keep": "nothing"}
+    result = swept(SPEECH, costs=PROBED, num_buckets=(8,), **given)
     same = next(row for row in result.rows if row.strategy == "speechbrain")
     assert replace(result.current, strategy="speechbrain", equal_to_best=None) == same
     assert result.current_settings == {
         "kind": "speechbrain",
         "source": "--current",
-        "describe": "SpeechBrain, max_batch_length=300, num_buckets=8",
+        "describe": "SpeechBrain, max_batch_length=300 s, num_buckets=8",
         "max_batch_length": 300.0,
         "num_buckets": 8,
     }
@@ -334,7 +262,7 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets():
             1, 3000 / (long + target)
         ).astype(np.int64),
     )
-    result = sweep(lengths, 300, SweepSettings(num_buckets=(4, 12)), costs)
+    result = swept(lengths, costs=costs, strategies=TABLES, num_buckets=(4, 12))
     assert [row.num_buckets for row in result.two_dimensional] == [4, 12]
     for row in result.two_dimensional:
         assert row.batches < row.one_dimensional_batches
@@ -344,10 +272,7 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets():
 def test_a_script_is_compared_with_its_own_batch_size(tmp_path):
     """Unless the user gives other settings."""
     lengths = made_lengths("speech", count=2000)
-    device = LawDevice(LAWS["linear"], lengths)
-    probed_with = ProbeSettings(workload="made", options={}, device="cuda")
-    hooks = ProbeHooks(measurer=device)
-    probe = run_probe(lengths, probed_with, tmp_path, hooks=hooks)
+    probe = replace(made_probe(), lengths=lengths.summary())
     chosen = SweepSettings(strategies=("linear",), num_buckets=(10,), min_steps=75)
 
     def with_accumulation(accumulation):

@@ -7,7 +7,6 @@ from batchtune.errors import UsageError
 @pytest.mark.parametrize(
     ("text", "counts"),
     [
-        ("15", (15,)),
         ("10:13", (10, 11, 12, 13)),
         ("20, 10, 10", (10, 20)),
         ("5,10:12", (5, 10, 11, 12)),

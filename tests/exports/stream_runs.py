@@ -1,8 +1,9 @@
-"""What the tests of exports share: a made sweep of a stream, and ways to read and run what is exported.
+"""What the tests of exports share: a made sweep of a stream, and ways to render, read and run what is exported.
 
 The stream is LibriSpeech train-clean-100 on 2 ranks with 2 workers each.
 """
 
+import ast
 import os
 import re
 import warnings
@@ -16,7 +17,7 @@ from packed_records import with_packing
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 from ruamel.yaml import YAML
 
-from batchtune.exports import FRAMEWORKS, Tuned
+from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.results import ShardAdvice, StreamSettings
 
 # Exports of a stream; the others are of a bucket table.
@@ -96,7 +97,7 @@ def without_recommendation(sweep, reason="no row beats the baseline"):
 def stream_of(sweep):
     """A sweep of a stream of the same lengths, as free text and options have it; its buckets are of one row's table."""
     tables = [row for row in sweep.rows if row.pool_size is None] or sweep.rows
-    row = next((row for row in tables if row is sweep.recommended_row), tables[-1])
+    row = sweep.recommended_row if sweep.recommended_row in tables else tables[-1]
     made = made_stream()
     limit = sweep.max_batch_length
     rows = [
@@ -129,14 +130,29 @@ def tuned(sweep, **fields):
     return Tuned(sweep=sweep, stream=stream_of(sweep), **fields)
 
 
+def rendered(name, sweep, **fields):
+    """A framework's config of a run with a sweep, of a training that packs if the framework does."""
+    return export_of(name).render(tuned(for_export(name, sweep), **fields))
+
+
+def rendered_stream(name, stream, **fields):
+    """A framework's config of a run with a sweep of a stream."""
+    return export_of(name).render(Tuned(stream=stream, **fields))
+
+
 def prose(text):
     """Comments with their line breaks undone."""
     return re.sub(r"\s*\n\s*#?\s*", " ", text)
 
 
-def row_of(sweep):
-    """The recommended row."""
-    return sweep.recommended_row
+def content(name, text):
+    """What a reader of a framework's config sees, without comments."""
+    suffix = Path(export_of(name).file).suffix
+    if suffix == ".py":
+        return ast.dump(ast.parse(text))
+    if suffix in (".yaml", ".yml"):
+        return YAML(typ="safe", pure=True).load(text)
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def executed(text, **names):

@@ -1,43 +1,28 @@
 """ESPnet: its samplers, with the batch_bins that is written, never exceed max_batch_length."""
 
-import importlib
-
 import numpy as np
 import pytest
+from buckets.speech import swept
+from exports.stream_runs import content, rendered
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from real_lengths import librispeech_samples
-from report_records import made_sweep
-from ruamel.yaml import YAML
 
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
 from batchtune.exports.frameworks import batch_bins
 from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 RATE = 16_000
-MAX_BATCH_SECONDS = 600.0
 
 
-def swept(values, unit, max_batch_length):
-    settings = SweepSettings(strategies=("optimal",), num_buckets=(13,))
-    return sweep(
-        Lengths.of(np.asarray(values, np.float64), unit=unit),
-        max_batch_length,
-        settings,
-        Costs(),
-    )
+ONE_TABLE = {"strategies": ("optimal",), "num_buckets": (13,)}
 
 
-def rendered(made):
-    return export_of("espnet").render(Tuned(sweep=made))
-
-
-def fragment(text):
-    return dict(YAML(typ="safe", pure=True).load(text))
+def ten_or_twelve(unit):
+    """A sweep of two lengths, which is at most 60 a batch."""
+    lengths = Lengths.of([10.0] * 30 + [12.0] * 30, unit=unit)
+    return swept(lengths, 60, **ONE_TABLE)
 
 
 def cut(lengths, bins):
@@ -49,16 +34,6 @@ def cut(lengths, bins):
             batches.append((size, length))
             size = 0
     return [*batches, (size, float(np.max(lengths)))] if size else batches
-
-
-@pytest.fixture(scope="module")
-def samples():
-    return librispeech_samples()[::4]
-
-
-@pytest.fixture(scope="module")
-def librispeech(samples):
-    return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
 
 
 @given(
@@ -74,17 +49,10 @@ def librispeech(samples):
 def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
     values = np.repeat(lengths, times)
     limit = int(share * values.max())
-    found = Lengths.of(values / scale, unit="s")
-    made = replace(
-        made_sweep(),
-        lengths=found.summary(),
-        max_batch_length=limit / scale,
-        settings=SweepSettings(max_batch_size=cap),
-        quantiles=found.quantiles(),
-        histogram=found.bins(),
-    )
-    bins = batch_bins(made, scale=scale)
-    assert bins <= batch_bins(replace(made, settings=SweepSettings()), scale=scale)
+    made = swept(values / scale, limit / scale, **ONE_TABLE)
+    capped = replace(made, settings=SweepSettings(max_batch_size=cap))
+    bins = batch_bins(capped, scale=scale)
+    assert bins <= batch_bins(made, scale=scale)
     # ESPnet takes no less than 1, with which two examples of length 1 can still meet.
     if bins == 1:
         return
@@ -99,22 +67,13 @@ def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
 
 def test_batch_bins_is_the_largest_where_every_length_is_known():
     # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
-    made = swept([10.0] * 30 + [12.0] * 30, "tokens", 60.0)
-    bins = batch_bins(made)
     # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10.
-    assert bins == 49
-    assert (
-        max(
-            size * length for size, length in cut(np.array([10] * 30 + [12] * 30), bins)
-        )
-        <= 60
-    )
+    assert batch_bins(ten_or_twelve("tokens")) == 49
 
 
 def test_what_exceeds_the_limit_by_itself_is_named():
-    assert "The longest example, 40 s, exceeds it by itself" in rendered(
-        swept([1.0, 2.0, 40.0], "s", 20.0)
-    )
+    text = rendered("espnet", swept([1.0, 2.0, 40.0], 20))
+    assert "The longest example, 40 s, exceeds it by itself" in text
 
 
 @pytest.mark.parametrize(
@@ -128,37 +87,26 @@ def test_what_exceeds_the_limit_by_itself_is_named():
     ],
 )
 def test_the_unit_decides_the_batch_type_and_the_scale(unit, batch_type, scale):
-    made = swept([10.0] * 30 + [12.0] * 30, unit, 60.0)
-    assert fragment(rendered(made)) == {
-        "batch_type": batch_type,
-        "batch_bins": 50 * scale - 1,
-    }
-    assert "ends a batch only after the example" in rendered(made)
+    text = rendered("espnet", ten_or_twelve(unit))
+    bins = 50 * scale - 1
+    assert content("espnet", text) == {"batch_type": batch_type, "batch_bins": bins}
+    assert "ends a batch only after the example" in text
 
 
 # The real samplers, where ESPnet is installed (without its dependencies but typeguard it is enough).
 
 
-def test_the_real_sampler_on_librispeech(tmp_path, samples, librispeech):
+def test_the_real_sampler_on_librispeech(tmp_path):
     pytest.importorskip("espnet2.samplers.num_elements_batch_sampler")
-    build = importlib.import_module(
-        "espnet2.samplers.build_batch_sampler"
-    ).build_batch_sampler
+    build = pytest.importorskip("espnet2.samplers.build_batch_sampler")
+    samples = librispeech_samples()[::4]
     shapes = tmp_path / "speech_shape"
-    shapes.write_text(
-        "".join(
-            f"utt{index} {length}\n" for index, length in enumerate(samples.tolist())
-        )
-    )
-    chosen = fragment(rendered(librispeech))
-    options = {
-        "type": chosen["batch_type"],
-        "batch_size": 20,
-        "batch_bins": chosen["batch_bins"],
-    }
-    found = list(build(**options, shape_files=[str(shapes)]))
-    sizes = [
-        (len(batch), max(int(samples[int(key[3:])]) for key in batch))
-        for batch in found
-    ]
-    assert sizes == cut(samples, chosen["batch_bins"])
+    lines = [f"{index} {length}\n" for index, length in enumerate(samples.tolist())]
+    shapes.write_text("".join(lines))
+    text = rendered("espnet", swept(samples / RATE, 600, **ONE_TABLE))
+    chosen = content("espnet", text)
+    bins = chosen["batch_bins"]
+    options = {"type": chosen["batch_type"], "batch_size": 20, "batch_bins": bins}
+    batches = build.build_batch_sampler(**options, shape_files=[str(shapes)])
+    sizes = [(len(batch), int(samples[[*map(int, batch)]].max())) for batch in batches]
+    assert sizes == cut(samples, bins)

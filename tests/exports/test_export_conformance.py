@@ -1,15 +1,22 @@
 """What every export holds to, whatever the framework."""
 
-import ast
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from exports.stream_runs import PACKERS, TABLES, for_export, prose, tuned
+from buckets.speech import swept
+from exports.stream_runs import (
+    PACKERS,
+    TABLES,
+    content,
+    for_export,
+    prose,
+    rendered,
+    tuned,
+)
+from loader_records import hostile_loader
 from msgspec.structs import replace
 from packed_records import MAX_TOKENS, with_packing
 from report_records import (
@@ -23,14 +30,11 @@ from report_records import (
     with_recommended,
     without_recommendation,
 )
-from ruamel.yaml import YAML
+from test_house import loaded_by
 
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
 from batchtune.exports import FRAMEWORKS, export_of
 from batchtune.lengths import SPEECH_UNITS, UNITS, Lengths
-from batchtune.results import SweepSettings
 
 # These work batch sizes out of max_batch_length; the others take any table.
 FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}
@@ -43,13 +47,11 @@ IN_SECONDS = {"nemo", "lhotse", "nemo-tarred", "lhotse-shar"}
 def frontier_sweep():
     """The recommended row takes its batch sizes from the frontier: a fifth more than max_batch_length allows."""
     made = made_sweep()
-    index, row = next(
-        (i, row)
-        for i, row in enumerate(made.rows)
-        if (row.sizing, row.num_buckets) == ("frontier", 13)
-    )
-    larger = replace(row, batch_sizes=[size + size // 5 for size in row.batch_sizes])
-    rows = [larger if other is row else other for other in made.rows]
+    of_frontier = [(row.sizing, row.num_buckets) for row in made.rows]
+    index = of_frontier.index(("frontier", 13))
+    sizes = [size + size // 5 for size in made.rows[index].batch_sizes]
+    rows = [*made.rows]
+    rows[index] = replace(rows[index], batch_sizes=sizes)
     return replace(made, rows=rows, recommended=index)
 
 
@@ -69,31 +71,12 @@ def pooled_sweep():
     )
 
 
-def of_lengths(values, unit, max_batch_length):
-    settings = SweepSettings(num_buckets=(5, 10))
-    return sweep(
-        Lengths.of(np.asarray(values, np.float64), unit=unit),
-        max_batch_length,
-        settings,
-        Costs(),
-    )
+every_export = pytest.mark.parametrize("name", FRAMEWORKS)
+every_table = pytest.mark.parametrize("name", TABLES)
 
 
-SWEEPS = {
-    **{
-        f"in {unit}": (lambda unit=unit: made_sweep(unit=unit))
-        for unit in (*UNITS, None)
-    },
-    "without times": lambda: made_sweep(timed=False),
-    "with all that there is": whole_sweep,
-    "sized by the frontier": frontier_sweep,
-    "in pools": pooled_sweep,
-    "of another strategy": lambda: with_recommended(made_sweep(), "speechbrain", 20),
-    "few lengths": lambda: of_lengths([3.0, 4.5, 4.5, 7.25, 1.0] * 40, "s", 30.0),
-    "many lengths": lambda: of_lengths(
-        np.random.default_rng(0).gamma(2, 60, 3000).round() + 1, "tokens", 5000.0
-    ),
-}
+def said(name, sweep, **fields):
+    return prose(rendered(name, sweep, **fields))
 
 
 def check(name, text):
@@ -104,28 +87,26 @@ def check(name, text):
     content(name, text)
 
 
-def content(name, text):
-    """What a reader of the format sees, without comments."""
-    suffix = Path(export_of(name).file).suffix
-    if suffix == ".py":
-        return ast.dump(ast.parse(text))
-    if suffix in (".yaml", ".yml"):
-        return YAML(typ="safe", pure=True).load(text)
-    return [line for line in text.splitlines() if not line.startswith("#")]
-
-
 @pytest.fixture(scope="module")
 def sweeps():
-    return {name: made() for name, made in SWEEPS.items()}
+    many = np.random.default_rng(0).gamma(2, 60, 3000).round() + 1
+    return [
+        *(made_sweep(unit=unit) for unit in (*UNITS, None)),
+        made_sweep(timed=False),
+        whole_sweep(),
+        frontier_sweep(),
+        pooled_sweep(),
+        with_recommended(made_sweep(), "speechbrain", 20),
+        swept([3.0, 4.5, 4.5, 7.25, 1.0] * 40, 30, num_buckets=(5,)),
+        swept(Lengths.of(many, unit="tokens"), 5000, num_buckets=(5, 10)),
+    ]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@every_export
 def test_every_sweep_is_exported_or_refused_because_of_its_unit(name, sweeps):
-    for found in sweeps.values():
+    for found in sweeps:
         try:
-            text = export_of(name).render(
-                tuned(for_export(name, found), probe=made_probe())
-            )
+            text = rendered(name, found, probe=made_probe())
         except ResultError as error:
             assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
             assert (
@@ -138,14 +119,9 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(name, sweeps):
             check(name, text)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@every_export
 def test_the_same_run_gives_the_same_bytes_on_any_machine(name):
-    text, again = (
-        export_of(name).render(
-            tuned(for_export(name, whole_sweep()), probe=made_probe())
-        )
-        for _ in range(2)
-    )
+    text, again = (rendered(name, whole_sweep(), probe=made_probe()) for _ in range(2))
     assert text == again
     for path in (
         Path.cwd(),
@@ -156,17 +132,16 @@ def test_the_same_run_gives_the_same_bytes_on_any_machine(name):
         assert str(path) not in text
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@every_export
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
 def test_the_setting_of_the_allocator_is_named_for_training(name, allocator):
     probe = made_probe()
     device = replace(probe.device, allocator=allocator)
-    probe = replace(probe, device=device)
-    text = prose(
-        export_of(name).render(tuned(for_export(name, made_sweep()), probe=probe))
+    text = said(name, made_sweep(), probe=replace(probe, device=device))
+    advice = (
+        "Train with PYTORCH_ALLOC_CONF=expandable_segments:True, as it was measured"
     )
-    said = "Train with PYTORCH_ALLOC_CONF=expandable_segments:True, as it was measured"
-    assert text.count(said) == int(allocator == "expandable")
+    assert text.count(advice) == int(allocator == "expandable")
 
 
 HOSTILE = {
@@ -190,119 +165,94 @@ def hostile(name, text):
     return tuned(
         for_export(name, replace(run.sweep, lengths=lengths), text),
         probe=replace(run.probe, lengths=lengths),
+        loader=hostile_loader(text),
     )
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@every_export
 def test_a_hostile_string_stays_in_its_comment(name):
     harmless = content(name, export_of(name).render(hostile(name, "harmless")))
     for kind, text in HOSTILE.items():
-        rendered = export_of(name).render(hostile(name, text))
-        check(name, rendered)
-        assert content(name, rendered) == harmless, kind
+        config = export_of(name).render(hostile(name, text))
+        check(name, config)
+        assert content(name, config) == harmless, kind
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@every_export
 def test_a_hostile_path_stays_a_path(name):
-    harmless = export_of(name).render(
-        tuned(for_export(name, made_sweep()), config="harmless")
-    )
+    harmless = content(name, rendered(name, made_sweep(), config="harmless"))
     for kind, text in HOSTILE.items():
-        rendered = export_of(name).render(
-            tuned(for_export(name, made_sweep()), config=text)
-        )
-        check(name, rendered)
-        if "harmless" not in harmless:
-            assert rendered == harmless, kind
-        elif export_of(name).file.endswith(".py"):
-            assert content(name, rendered) == content(name, harmless).replace(
-                "'harmless'", repr(text)
-            ), kind
-        else:
-            assert content(name, rendered) == content(name, harmless), kind
+        config = rendered(name, made_sweep(), config=text)
+        check(name, config)
+        expected = harmless
+        if export_of(name).file.endswith(".py"):
+            expected = harmless.replace("'harmless'", repr(text))
+        assert content(name, config) == expected, kind
 
 
-@pytest.mark.parametrize("name", TABLES)
+@every_table
 def test_what_can_not_be_expressed_is_said(name):
-    text = prose(export_of(name).render(tuned(frontier_sweep(), probe=made_probe())))
+    text = said(name, frontier_sweep(), probe=made_probe())
     assert ("can't express" in text) == (name in FROM_MAX_BATCH_LENGTH)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@every_table
 def test_pools_run_in_our_sampler_and_others_get_the_best_table(name):
-    text = prose(export_of(name).render(tuned(pooled_sweep(), probe=made_probe())))
-    assert ("pools of 20,000 examples: 615 batches an epoch" in text) == (name in OURS)
-    assert (
-        "batchtune recommends pools of 20,000 examples (615 batches, 2 min 30 s an epoch)"
-        in text
-    ) == (name not in OURS)
-    said = "This is optimal with 13 buckets (634 batches, 3 min 20 s an epoch): +33.4% time."
-    assert (said in text) == (name not in OURS)
+    text = said(name, pooled_sweep(), probe=made_probe())
+    ours = "pools of 20,000 examples: 615 batches an epoch"
+    others = "batchtune recommends pools of 20,000 examples (615 batches, 2 min 30 s an epoch)"
+    table = "This is optimal with 13 buckets (634 batches, 3 min 20 s an epoch): +33.4% time."
+    found = [words in text for words in (ours, others, table)]
+    assert found == [name in OURS, name not in OURS, name not in OURS]
 
 
-@pytest.mark.parametrize("name", TABLES)
+@every_table
 def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name):
     pooled = pooled_sweep()
     alone = replace(
         pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None
     )
     if name in OURS:
-        check(name, export_of(name).render(tuned(alone)))
+        check(name, rendered(name, alone))
         return
-    with pytest.raises(
-        ResultError,
-        match=r"can run no row of the sweep: only batchtune's own sampler runs pools",
-    ):
-        export_of(name).render(tuned(alone))
+    why = "can run no row of the sweep: only batchtune's own sampler runs pools"
+    with pytest.raises(ResultError, match=why):
+        rendered(name, alone)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@every_table
 def test_sizes_that_are_not_proven_are_named(name):
     partly = replace(partly_proven_sweep(), max_batch_length=600.0)
-    text = prose(export_of(name).render(tuned(partly, probe=proven_probe())))
-    assert (
-        "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)"
-        in text
-    )
-    assert "not proven" not in prose(
-        export_of(name).render(tuned(proven_sweep(), probe=proven_probe()))
-    )
+    sizes = "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)"
+    assert sizes in said(name, partly, probe=proven_probe())
+    proven = said(name, proven_sweep(), probe=proven_probe())
+    assert "not proven" not in proven and "measured to fit" not in proven
 
 
 @pytest.mark.parametrize("name", ["espnet", "fairseq"])
 def test_a_limit_above_what_was_measured_is_named(name):
-    above = prose(
-        export_of(name).render(tuned(partly_proven_sweep(), probe=proven_probe()))
-    )
-    assert (
-        "max_batch_length 700 s is more than the 600 s that was measured to fit"
-        in above
-    )
-    assert "measured to fit" not in export_of(name).render(
-        tuned(proven_sweep(), probe=proven_probe())
-    )
+    limit = "max_batch_length 700 s is more than the 600 s that was measured to fit"
+    assert limit in said(name, partly_proven_sweep(), probe=proven_probe())
 
 
 def test_a_table_that_is_proven_goes_before_a_faster_one():
     made = frontier_sweep()
     rows = [replace(row, unproven=int(row.strategy != "linear")) for row in made.rows]
-    text = prose(export_of("speechbrain").render(tuned(replace(made, rows=rows))))
-    assert "This is linear with" in text
+    assert "This is linear with" in said("speechbrain", replace(made, rows=rows))
 
 
 @pytest.mark.parametrize("name", PACKERS)
 def test_a_token_budget_is_exported_and_needed(name):
-    assert str(MAX_TOKENS) in export_of(name).render(
-        tuned(with_packing(made_sweep(), cut_at=100))
-    )
+    packed = with_packing(made_sweep(), cut_at=100)
+    assert str(MAX_TOKENS) in export_of(name).render(tuned(packed))
     with pytest.raises(ResultError, match="packs by a token budget") as raised:
         export_of(name).render(tuned(made_sweep()))
     assert "--max-tokens" in str(raised.value.hint)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@every_table
 def test_packing_runs_in_our_sampler_alone(name):
-    text = export_of(name).render(tuned(with_packing(made_sweep())))
+    text = rendered(name, with_packing(made_sweep()))
     check(name, text)
     assert ("even packing: 640 micro-batches an epoch" in prose(text)) == (name in OURS)
     assert ("batchtune recommends packing to 8,192 tokens" in prose(text)) == (
@@ -314,7 +264,7 @@ def test_packing_runs_in_our_sampler_alone(name):
 @pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name not in PACKERS])
 def test_nothing_recommended_is_an_error(name):
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
-        export_of(name).render(tuned(without_recommendation(made_sweep())))
+        rendered(name, without_recommendation(made_sweep()))
 
 
 def test_each_has_its_name_and_a_file_of_its_own():
@@ -325,17 +275,7 @@ def test_each_has_its_name_and_a_file_of_its_own():
 
 @pytest.mark.process
 def test_no_framework_is_imported():
-    code = (
-        "import sys; from batchtune.exports import FRAMEWORKS, export_of\n"
-        "for name in FRAMEWORKS: export_of(name)\n"
-        "print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = loaded_by(
+        "batchtune.exports; [*map(batchtune.exports.export_of, batchtune.exports.FRAMEWORKS)]"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert not set(ran.stdout.split()) & {
-        *FRAMEWORKS,
-        "torch",
-        "pandas",
-        "pyarrow",
-    }
+    assert not set(loaded) & {*FRAMEWORKS, "torch", "pandas", "pyarrow"}

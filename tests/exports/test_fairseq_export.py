@@ -4,30 +4,22 @@ import shlex
 
 import numpy as np
 import pytest
-from exports.stream_runs import prose
+from buckets.speech import swept
+from exports.stream_runs import content, prose, rendered
 from msgspec.structs import replace
 from real_lengths import librispeech_samples
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
-from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 RATE = 16_000
 
 
-def rendered(made):
-    return export_of("fairseq").render(Tuned(sweep=made))
-
-
-def flags(text):
+def flags(made):
     """As the shell gives them to fairseq-train, with `grep -v "^#"`."""
-    words = shlex.split(
-        "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    )
+    lines = content("fairseq", rendered("fairseq", made))
+    words = shlex.split("\n".join(lines))
     assert all(word.startswith("--") for word in words[::2])
     return {
         name[2:]: int(value)
@@ -35,13 +27,8 @@ def flags(text):
     }
 
 
-@pytest.fixture(scope="module")
-def samples():
-    return librispeech_samples()
-
-
 def test_the_flags():
-    assert flags(rendered(made_sweep())) == {
+    assert flags(made_sweep()) == {
         "max-tokens": 9_600_000,
         "batch-size": 425,
         "required-batch-size-multiple": 1,
@@ -50,7 +37,8 @@ def test_the_flags():
 
 
 def test_the_form_for_hydra_says_the_same():
-    lines = rendered(made_sweep()).split("fairseq-hydra-train:\n")[1].splitlines()
+    text = rendered("fairseq", made_sweep())
+    lines = text.split("fairseq-hydra-train:\n")[1].splitlines()
     document = YAML(typ="safe", pure=True).load(
         "\n".join(line.removeprefix("#") for line in lines)
     )
@@ -73,25 +61,27 @@ def test_the_form_for_hydra_says_the_same():
     ],
 )
 def test_no_example_is_cropped_or_dropped(unit, name, longest):
-    assert flags(rendered(made_sweep(unit=unit)))[name] == longest
+    assert flags(made_sweep(unit=unit))[name] == longest
 
 
 def test_the_users_largest_batch_size_is_kept():
     made = replace(made_sweep(), settings=SweepSettings(max_batch_size=64))
-    assert flags(rendered(made))["batch-size"] == 64
+    assert flags(made)["batch-size"] == 64
 
 
 def test_it_says_where_fairseq_stops():
-    assert "the longest here, 24.52 s, does not" in prose(rendered(made_sweep()))
+    assert "the longest here, 24.52 s, does not" in prose(
+        rendered("fairseq", made_sweep())
+    )
     short = replace(made_sweep(), max_batch_length=20.0)
-    assert "fairseq WILL stop" in prose(rendered(short))
+    assert "fairseq WILL stop" in prose(rendered("fairseq", short))
 
 
-def test_the_real_batches_on_librispeech(samples):
+def test_the_real_batches_on_librispeech():
     fast = pytest.importorskip("fairseq.data.data_utils_fast")
-    seconds = Lengths.of(samples / RATE, unit="s")
-    chosen = SweepSettings(strategies=("optimal",), num_buckets=(13,))
-    written = flags(rendered(sweep(seconds, 600.0, chosen, Costs())))
+    samples = librispeech_samples()
+    one_table = {"strategies": ("optimal",), "num_buckets": (13,)}
+    written = flags(swept(samples / RATE, 600, **one_table))
     indices = np.argsort(samples, kind="stable")[::-1].copy()
     found = fast.batch_by_size_vec(
         indices,

@@ -1,30 +1,21 @@
 """What was left out at tuning is left out by every export, too, or the export says how."""
 
-import dataclasses
 import re
 from functools import cache
 from itertools import chain
 
 import numpy as np
 import pytest
-from exports.stream_runs import (
-    TABLES,
-    cuts_of,
-    executed,
-    for_export,
-    prose,
-    stream_of,
-    tuned,
-)
+from buckets import speech
+from exports import stream_runs
+from exports.stream_runs import TABLES, cuts_of, executed, prose, stream_of
 from msgspec.structs import replace
 from real_speechbrain import load_speechbrain
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
 from batchtune import BucketBatchSampler, BucketedStream
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import FRAMEWORKS, export_of
+from batchtune.exports import FRAMEWORKS
 from batchtune.exports.run_configs import (
     render_sampler_yaml,
     render_stream_yaml,
@@ -43,27 +34,24 @@ KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
 @cache
 def swept(unit="s", scale=1.0):
     """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
-    lengths = dataclasses.replace(
-        Lengths.of(KEPT * scale),
-        unit=unit,
-        left_out={"longer than --max-length 30": 100, "shorter than --min-length 1": 5},
-    )
-    summary = replace(
-        lengths.summary(),
-        reading=ReadingRecord(min_length=1.0 * scale, max_length=30.0 * scale),
-    )
-    found = sweep(lengths, 300.0 * scale, SweepSettings(num_buckets=(5,)), Costs())
-    return replace(found, lengths=summary)
+    lengths = Lengths.of(KEPT * scale, unit=unit)
+    found = speech.swept(lengths, 300 * scale, num_buckets=(5,))
+    left_out = {"longer than --max-length 30": 100, "shorter than --min-length 1": 5}
+    reading = ReadingRecord(min_length=1.0 * scale, max_length=30.0 * scale)
+    read = replace(found.lengths, left_out=left_out, reading=reading)
+    return replace(found, lengths=read)
 
 
 def rendered(name, result=None, **fields):
-    return export_of(name).render(tuned(for_export(name, result or swept()), **fields))
+    return stream_runs.rendered(name, result or swept(), **fields)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_how_many_and_why_is_said(name):
     said = "Left out at tuning: 100 examples, longer than --max-length 30; 5 examples, shorter than --min-length 1."
     assert said in prose(rendered(name))
+    said = "Truncated at tuning: 100 examples, longer than 30 s (--truncate)."
+    assert said in prose(rendered(name, truncated()))
 
 
 def test_without_limits_nothing_is_left_out():
@@ -94,7 +82,6 @@ def test_lhotse_filters_its_cuts():
 def test_speechbrains_line_keeps_what_was_tuned_with():
     text = rendered("speechbrain")
     (line,) = re.findall(r"^#     (train_data = .*)$", text, re.MULTILINE)
-    assert "100 examples, longer than --max-length 30" in prose(text)
     examples = {
         str(index): {"duration": float(length)} for index, length in enumerate(ALL)
     }
@@ -148,18 +135,9 @@ def test_the_snippets_of_our_sampler_have_a_function_for_it(name, tmp_path):
 
 def truncated():
     """Of all lengths, those beyond 30 s truncated to 30 s."""
-    lengths = Lengths.of(np.minimum(ALL, 30.0), unit="s")
-    reading = ReadingRecord(truncate=30.0)
-    summary = replace(lengths.summary(), reading=reading, truncated=100)
-    return replace(
-        sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs()), lengths=summary
-    )
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_export_says_what_was_truncated(name):
-    said = "Truncated at tuning: 100 examples, longer than 30 s (--truncate)."
-    assert said in prose(rendered(name, truncated()))
+    found = speech.swept(np.minimum(ALL, 30.0), num_buckets=(5,))
+    read = {"reading": ReadingRecord(truncate=30.0), "truncated": 100}
+    return replace(found, lengths=replace(found.lengths, **read))
 
 
 def test_our_samplers_count_longer_examples_as_truncated(tmp_path):

@@ -1,23 +1,18 @@
 """The Lhotse export, run by Lhotse's own sampler."""
 
-import warnings
-
 import numpy as np
 import pytest
-from exports.stream_runs import cuts_of, executed, row_of
+from buckets import speech
+from exports.stream_runs import cuts_of, executed, rendered
 from msgspec.structs import replace
 from real_lengths import librispeech_seconds
 from report_records import made_sweep
 
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
 from batchtune.errors import ResultError
-from batchtune.exports import Tuned, export_of
 from batchtune.exports.frameworks import least_buffer
-from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings
 
-EXPORT = export_of("lhotse")
+# Lhotse warns of matters of its own.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
@@ -27,65 +22,46 @@ def librispeech():
 
 @pytest.fixture(scope="module")
 def swept(librispeech):
-    chosen = SweepSettings(strategies=("optimal",), num_buckets=(13,))
-    return sweep(Lengths.of(librispeech, unit="s"), 600, chosen, Costs())
+    return speech.swept(librispeech, 600, strategies=("optimal",), num_buckets=(13,))
 
 
-def render(result):
-    return EXPORT.render(Tuned(sweep=result))
+def snippet(result):
+    return executed(rendered("lhotse", result))
 
 
-def batches(text, durations, **options):
+def batches(result, durations, **options):
     """The durations in each batch of an epoch."""
-    sampler = executed(text)["make_sampler"](cuts_of(durations), **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [[cut.duration for cut in batch] for batch in sampler]
-
-
-def with_row(boundaries, sizes, unit="s"):
-    row = replace(row_of(made_sweep()), boundaries=boundaries, batch_sizes=sizes)
-    lengths = replace(made_sweep().lengths, unit=unit, max=boundaries[-1])
-    return replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)
+    sampler = snippet(result)["make_sampler"](cuts_of(durations), **options)
+    return [[cut.duration for cut in batch] for batch in sampler]
 
 
 def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(librispeech, swept):
-    row = row_of(swept)
-    found = batches(render(swept), librispeech)
+    row = swept.recommended_row
+    found = batches(swept, librispeech)
     assert len(found) == row.batches
     assert sorted(length for batch in found for length in batch) == sorted(librispeech)
     for batch in found:
-        assert (
-            len(batch)
-            <= row.batch_sizes[int(np.searchsorted(row.boundaries, max(batch)))]
-        )
+        bucket = int(np.searchsorted(row.boundaries, max(batch)))
+        assert len(batch) <= row.batch_sizes[bucket]
 
 
 def test_the_least_buffer_is_enough(librispeech, swept):
-    row = row_of(swept)
-    found = batches(
-        render(swept),
-        librispeech[:6000],
-        buffer_size=least_buffer(row.batch_sizes),
-    )
-    counts = np.bincount(
-        np.searchsorted(row.boundaries, librispeech[:6000]),
-        minlength=len(row.boundaries),
-    )
-    assert len(found) == int(np.sum(-(-counts // np.array(row.batch_sizes))))
+    row = swept.recommended_row
+    few = librispeech[:6000]
+    found = batches(swept, few, buffer_size=least_buffer(row.batch_sizes))
+    buckets = np.searchsorted(row.boundaries, few)
+    counts = np.bincount(buckets, minlength=len(row.boundaries))
+    assert len(found) == np.sum(-(-counts // np.array(row.batch_sizes)))
 
 
 def test_milliseconds_become_seconds():
     pytest.importorskip("lhotse")
-    assert executed(render(with_row([1500.0, 24525.0], [9, 2], "ms")))[
-        "BOUNDARIES"
-    ] == [1.5, 24.525]
+    names = snippet(made_sweep(unit="ms"))
+    assert names["BOUNDARIES"][-1] == pytest.approx(0.024525)
 
 
 def test_a_table_that_ends_before_the_longest_example_is_refused():
-    result = with_row([1.0, 2.0], [3, 2])
-    lengths = replace(result.lengths, max=2.5)
-    with pytest.raises(
-        ResultError, match=r"ends at 2, before the longest example of 2\.5"
-    ):
-        render(replace(result, lengths=lengths))
+    lengths = replace(made_sweep().lengths, max=24.6)
+    said = r"ends at 24\.52, before the longest example of 24\.6"
+    with pytest.raises(ResultError, match=said):
+        rendered("lhotse", replace(made_sweep(), lengths=lengths))

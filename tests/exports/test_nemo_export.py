@@ -14,17 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exports.stream_runs import made_stream, row_of, stream_of
+from buckets.speech import swept
+from exports.stream_runs import (
+    content,
+    made_stream,
+    rendered,
+    rendered_stream,
+    stream_of,
+)
 from manifests.samples import shard, wav
 from msgspec.structs import replace
 from report_records import made_sweep, proven_sweep
-from ruamel.yaml import YAML
 
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of
-from batchtune.lengths import Lengths
-from batchtune.results import StreamSettings, SweepSettings, TwoDimensionalRow
+from batchtune.results import StreamSettings, TwoDimensionalRow
 
 # Libraries warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,12 +69,12 @@ def nemo():
             yield loading
 
 
-def render(result):
-    return export_of("nemo").render(Tuned(sweep=result))
-
-
 def train_ds(text):
-    return YAML(typ="safe", pure=True).load(text)["model"]["train_ds"]
+    return content("nemo", text)["model"]["train_ds"]
+
+
+def settings_of(sweep):
+    return train_ds(rendered("nemo", sweep))
 
 
 def two_dimensional(text):
@@ -80,7 +82,7 @@ def two_dimensional(text):
     commented = (
         text[text.index("    # num_buckets:") :].split("\n\n")[0].replace("    # ", "")
     )
-    return {**train_ds(text), **YAML(typ="safe", pure=True).load(commented)}
+    return {**train_ds(text), **content("nemo", commented)}
 
 
 def nemo_batches(nemo, settings, path, tokenizer=None):
@@ -130,7 +132,7 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo, tmp_path)
         tmp_path / "cuts.jsonl",
         [(length, 1) for length in (1.5, 24.525, 24.6, 3.582, 3.583)],
     )
-    assert nemo_batches(nemo, train_ds(render(made_sweep())), path) == [
+    assert nemo_batches(nemo, settings_of(made_sweep()), path) == [
         [1.5, 3.582],
         [3.583],
         [24.525],
@@ -138,7 +140,7 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo, tmp_path)
 
 
 def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo, tmp_path):
-    text = render(replace(made_sweep(), two_dimensional=[TWO]))
+    text = rendered("nemo", replace(made_sweep(), two_dimensional=[TWO]))
     examples = [
         (3.0, 10),
         (3.0, 10),
@@ -154,35 +156,32 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo, tmp_path):
 
 
 def test_the_fragment_has_the_table_and_disables_other_limits():
-    settings = train_ds(render(made_sweep()))
-    row = row_of(made_sweep())
-    assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (
-        row.boundaries,
-        row.batch_sizes,
-    )
-    assert (
-        settings["use_lhotse"],
-        settings["use_bucketing"],
-        settings["num_buckets"],
-    ) == (True, True, 13)
-    assert (
-        settings["batch_size"],
-        settings["batch_duration"],
-        settings["max_duration"],
-    ) == (None, None, 24.525)
+    settings = settings_of(made_sweep())
+    row = made_sweep().recommended_row
+    expected = {
+        "use_lhotse": True,
+        "use_bucketing": True,
+        "num_buckets": 13,
+        "bucket_duration_bins": row.boundaries,
+        "bucket_batch_size": row.batch_sizes,
+        "batch_size": None,
+        "batch_duration": None,
+        "max_duration": 24.525,
+    }
+    assert settings == {**settings, **expected}
 
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes():
-    row = replace(row_of(made_sweep()), batch_sizes=[2000] * 13)
-    settings = train_ds(render(replace(made_sweep(), rows=[row], recommended=0)))
+    row = replace(made_sweep().recommended_row, batch_sizes=[2000] * 13)
+    settings = settings_of(replace(made_sweep(), rows=[row], recommended=0))
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 
 def test_a_batch_never_exceeds_the_proven_size_of_its_bucket():
     sweep = proven_sweep()
     few = [replace(sweep.buckets[0], examples=9), *sweep.buckets[1:]]
-    sizes = train_ds(render(replace(sweep, buckets=few)))["bucket_batch_size"]
-    assert sizes == [9, *row_of(sweep).batch_sizes[1:]]
+    sizes = settings_of(replace(sweep, buckets=few))["bucket_batch_size"]
+    assert sizes == [9, *sweep.recommended_row.batch_sizes[1:]]
 
 
 @pytest.mark.parametrize(
@@ -196,14 +195,12 @@ def test_a_batch_never_exceeds_the_proven_size_of_its_bucket():
 def test_the_best_table_over_both_lengths_stands_in_comments(unproven, said):
     slow = replace(TWO, estimated_epoch_seconds=300.0, batch_sizes=[1, 1, 1])
     rows = [slow, replace(TWO, unproven=unproven)]
-    text = render(replace(made_sweep(), two_dimensional=rows))
-    assert train_ds(text) == train_ds(render(made_sweep()))
+    text = rendered("nemo", replace(made_sweep(), two_dimensional=rows))
+    assert train_ds(text) == settings_of(made_sweep())
     settings = two_dimensional(text)
     assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
-    assert (settings["bucket_batch_size"], settings["bucketing_2d_strict_mode"]) == (
-        [3, 2, 1],
-        False,
-    )
+    assert settings["bucket_batch_size"] == [3, 2, 1]
+    assert settings["bucketing_2d_strict_mode"] is False
     assert said in " ".join(re.sub(r"\n *# ", " ", text).split())
 
 
@@ -222,14 +219,7 @@ class Seen(torch.utils.data.Dataset[list[tuple[int, float]]]):
 
 def swept_stream():
     """Of these examples on 2 ranks with 2 workers each, at most 2.5 s a batch."""
-    made = stream_of(
-        sweep(
-            Lengths.of(SAMPLES / RATE, unit="s"),
-            2.5,
-            SweepSettings(num_buckets=(3,)),
-            Costs(),
-        )
-    )
+    made = stream_of(swept(SAMPLES / RATE, 2.5, num_buckets=(3,)))
     rows = [replace(row, buffer_size=64) for row in made.rows]
     shards = replace(made.shards, count=SHARDS)
     return replace(
@@ -260,7 +250,7 @@ def tarred(tmp_path):
         (tmp_path / "manifests" / f"manifest_{number}.json").write_text(
             "\n".join(lines), encoding="utf-8"
         )
-    text = export_of("nemo-tarred").render(Tuned(stream=swept_stream()))
+    text = rendered_stream("nemo-tarred", swept_stream())
     return train_ds(
         re.sub(
             r"# (manifest_filepath|tarred_audio_filepaths): ", rf"\1: {tmp_path}/", text
@@ -293,26 +283,22 @@ def test_nemos_batches_of_tar_files_have_the_recommended_sizes(nemo, tarred, wor
 
 
 def test_the_fragment_has_tarred_data_and_a_nominal_epoch():
-    text = export_of("nemo-tarred").render(Tuned(stream=made_stream()))
-    found = YAML(typ="safe", pure=True).load(text)
-    assert found["trainer"] == {
+    text = rendered_stream("nemo-tarred", made_stream())
+    assert content("nemo-tarred", text)["trainer"] == {
         "use_distributed_sampler": False,
         "limit_train_batches": 330,
     }
-    data = found["model"]["train_ds"]
+    settings = train_ds(text)
     row = made_stream().rows[0]
-    assert (data["bucket_duration_bins"], data["bucket_batch_size"]) == (
-        row.boundaries,
-        row.batch_sizes,
-    )
-    assert (data["bucket_buffer_size"], data["shard_seed"], data["num_buckets"]) == (
-        1024,
-        "trng",
-        6,
-    )
-    assert (
-        data["shuffle_buffer_size"],
-        data["concurrent_bucketing"],
-        data["max_duration"],
-    ) == (None, False, 24.525)
+    expected = {
+        "bucket_duration_bins": row.boundaries,
+        "bucket_batch_size": row.batch_sizes,
+        "bucket_buffer_size": 1024,
+        "num_buckets": 6,
+        "shard_seed": "trng",
+        "shuffle_buffer_size": None,
+        "concurrent_bucketing": False,
+        "max_duration": 24.525,
+    }
+    assert settings == {**settings, **expected}
     assert "tarred_audio_filepaths: audio/audio__OP_0..63_CL_.tar" in text

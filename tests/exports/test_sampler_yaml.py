@@ -28,6 +28,10 @@ from batchtune.exports.run_configs import (
 
 CONFIG = sampler_config(made_sweep())
 STREAM = stream_config(made_stream())
+KINDS = {
+    "sampler.yaml": (CONFIG, read_sampler_yaml),
+    "stream.yaml": (STREAM, read_stream_yaml),
+}
 REFUSED = YAML(typ="safe").load(Path(__file__).with_name("refused_configs.yaml"))
 
 
@@ -59,6 +63,7 @@ def test_a_sweep_without_recommendation_has_no_config():
         stream_config(nothing)
 
 
+POOLS = {"sampler": "pooled", "pool_size": 20_000, "batch_overhead": 12.5}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 positive = st.floats(1e-9, 1e12)
 
@@ -68,9 +73,10 @@ positive = st.floats(1e-9, 1e12)
     st.none() | texts,
     positive,
     texts,
+    st.sampled_from([{}, POOLS]),
 )
 def test_what_is_written_is_read_back_bit_for_bit(
-    tmp_path_factory, boundaries, unit, seconds, text
+    tmp_path_factory, boundaries, unit, seconds, text, pools
 ):
     folder = tmp_path_factory.mktemp("sampler")
     evidence = replace(CONFIG.evidence, device=text, estimated_epoch_seconds=seconds)
@@ -85,6 +91,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
         num_buckets=len(boundaries),
         evidence=evidence,
         **table,
+        **pools,
     )
     assert read_sampler_yaml(written(folder, render_sampler_yaml(config))) == config
     pivot = {"algorithm": "pivot", "max_padding_ratio": 0.1, "batches_per_epoch": None}
@@ -130,16 +137,6 @@ def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too():
     assert "padding_ratio: 1.0e-05\n" in text
 
 
-def test_pools_are_read_back(tmp_path):
-    row = replace(
-        made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5
-    )
-    config = sampler_config(replace(made_sweep(), rows=[row], recommended=0))
-    text = render_sampler_yaml(config)
-    assert text.endswith("sampler: pooled\npool_size: 20000\nbatch_overhead: 12.5\n")
-    assert read_sampler_yaml(written(tmp_path, text)) == config
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -150,7 +147,6 @@ def test_pools_are_read_back(tmp_path):
         "a: 1\na: 2\n",
         "when: 2024-99-99\n",
         "a: &x [*x]\n",
-        "[" * 150,
         "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
         "--- 1\n--- 2\n",
         "a: " + 1500 * "[",
@@ -168,21 +164,12 @@ def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
     assert "`batchtune tune` writes it" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("first", "more", "end"),
-    [
-        ("a0: &a0 {x: 1}\n", "a{n}: &a{n}\n  <<: [{before}]\n", ""),
-        ("a0: &a0 [lol]\n", "a{n}: &a{n} [{before}]\n", "format: *a23\n"),
-    ],
-    ids=["merges", "lists"],
-)
-def test_a_bomb_is_no_work(tmp_path, first, more, end):
-    text = first
+def test_a_bomb_of_aliases_is_no_work(tmp_path):
+    text = "a0: &a0 [lol]\n"
     for n in range(1, 24):
-        before = ", ".join([f"*a{n - 1}"] * 9)
-        text += more.format(n=n, before=before)
+        text += f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n"
     with pytest.raises(ResultError) as caught:
-        read_sampler_yaml(written(tmp_path, text + end))
+        read_sampler_yaml(written(tmp_path, f"{text}format: *a23\n"))
     assert len(str(caught.value)) < 1000
 
 
@@ -190,13 +177,10 @@ def test_a_bomb_is_no_work(tmp_path, first, more, end):
 def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path, case):
     path = tmp_path / case["file"]
     fields = {**case.get("fields", {}), **dict.fromkeys(case.get("without", []), ...)}
-    of_stream = path.name == "stream.yaml"
-    changed(path, STREAM if of_stream else CONFIG, **fields)
+    config, read = KINDS[path.name]
+    changed(path, config, **fields)
     with pytest.raises(ResultError, match=case["message"]) as caught:
-        if of_stream:
-            read_stream_yaml(path)
-        else:
-            read_sampler_yaml(path)
+        read(path)
     assert caught.value.message.startswith(str(path)) and caught.value.hint
 
 
@@ -206,11 +190,10 @@ def test_a_file_that_is_off_is_refused_with_the_field_named(tmp_path, case):
 def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     made = made_stream(recommended="speechbrain")
     found = stream_config(made, proven_probe())
-    assert (found.algorithm, found.batches_per_epoch, found.evidence.batches) == (
-        "pivot",
-        320,
-        640,
-    )
+    assert (found.algorithm, found.batches_per_epoch) == ("pivot", 320)
+    assert found.evidence.batches == 640
+    without_epochs = stream_config(replace(made, batches_per_rank=None))
+    assert without_epochs.batches_per_epoch is None
     assert found.evidence.allocator == "native"
     assert found.evidence.margin_bytes == proven_probe().margin.bytes
     unproven = [
@@ -218,8 +201,8 @@ def test_if_speechbrain_is_recommended_it_is_the_best_of_our_own():
     ]
     assert stream_config(replace(made, rows=unproven)).algorithm == "bucket"
     alone = replace(made, rows=made.rows[-1:], recommended=0, recommended_speechbrain=0)
-    with pytest.raises(
-        ResultError,
-        match=r"batchtune\.BucketedStream can run no row of the sweep: it only runs the algorithm bucket",
-    ):
+    why = (
+        "BucketedStream can run no row of the sweep: it only runs the algorithm bucket"
+    )
+    with pytest.raises(ResultError, match=why):
         stream_config(alone)

@@ -1,10 +1,12 @@
 """The SpeechBrain export, read by hyperpyyaml and run by SpeechBrain's own sampler."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
-from exports.stream_runs import row_of
+from buckets.speech import swept
+from exports.stream_runs import rendered
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -12,19 +14,8 @@ from real_lengths import librispeech_seconds
 from real_speechbrain import load_speechbrain
 
 from batchtune import sampler_from_config
-from batchtune.buckets.sweep import sweep
-from batchtune.epochs.measured_costs import Costs
-from batchtune.exports import Tuned, export_of, flow_list, number
+from batchtune.exports import flow_list, number
 from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
-from batchtune.lengths import Lengths
-from batchtune.results import SweepSettings
-
-EXPORT = export_of("speechbrain")
-
-
-@pytest.fixture(scope="module")
-def librispeech():
-    return librispeech_seconds()
 
 
 def loaded(text):
@@ -35,26 +26,19 @@ def loaded(text):
         return dict(hyperpyyaml.load_hyperpyyaml(text))
 
 
-def render(result):
-    return EXPORT.render(Tuned(sweep=result))
-
-
-def batches(sampler, values, block):
-    return len(sampler([None] * len(values), lengths_list=list(values), **block))
-
-
 @pytest.mark.parametrize("most", [None, 40])
-def test_speechbrain_makes_the_rows_number_of_batches(sampler, librispeech, most):
+def test_speechbrain_makes_the_rows_number_of_batches(most):
     # The optimal boundaries make use of the cap so that it need not be written.
     strategy = "optimal" if most is None else "quantile"
-    tried = SweepSettings(
-        num_buckets=(10, 15), strategies=("speechbrain", strategy), max_batch_size=most
-    )
-    result = sweep(Lengths.of(librispeech, unit="s"), 600, tried, Costs())
-    block = loaded(render(result))["dynamic_batch_sampler"]
+    tried = {"num_buckets": (10, 15), "strategies": ("speechbrain", strategy)}
+    seconds = librispeech_seconds()
+    result = swept(seconds, 600, max_batch_size=most, **tried)
+    block = loaded(rendered("speechbrain", result))["dynamic_batch_sampler"]
     assert block.get("max_batch_ex") == most
     assert (block["shuffle"], block["batch_ordering"]) == (True, "random")
-    assert batches(sampler, librispeech, block) == row_of(result).batches
+    sampler = load_speechbrain()[0].DynamicBatchSampler
+    batches = sampler([None] * seconds.size, lengths_list=seconds.tolist(), **block)
+    assert len(batches) == result.recommended_row.batches
 
 
 @given(st.lists(st.floats(min_value=1e-7, max_value=1e18), min_size=1, max_size=12))
@@ -68,46 +52,24 @@ def test_numbers_survive_hyperpyyaml_exactly(values):
 POOLED = np.random.default_rng(0).integers(1, 31, 300).astype(np.float64)
 
 
-@pytest.fixture
-def config(tmp_path):
-    return tmp_path / "sampler.yaml"
-
-
-@pytest.fixture
-def for_train_py(config):
-    """The lines for train.py."""
-    result = sweep(
-        Lengths.of(POOLED, unit="s"),
-        60,
-        SweepSettings(strategies=("optimal", "pooled"), pool_sizes=(100,)),
-        Costs(),
-    )
-    (pools,) = (index for index, row in enumerate(result.rows) if row.pool_size)
+def test_speechbrains_loader_runs_the_pools(tmp_path):
+    _, dataset, dataloader, _ = load_speechbrain()
+    result = swept(POOLED, 60, strategies=("optimal", "pooled"), pool_sizes=(100,))
+    pools = [row.pool_size for row in result.rows].index(100)
     pooled = replace(result, recommended=pools, recommended_table=0)
+    config = tmp_path / "sampler.yaml"
     config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
-    text = EXPORT.render(Tuned(sweep=pooled, config=str(config)))
+    text = rendered("speechbrain", pooled, config=str(config))
     block = loaded(text)["dynamic_batch_sampler"]
     assert list(block["bucket_boundaries"]) == result.rows[0].boundaries
-    return [
-        line[6:]
-        for line in text[text.index("To run pools") :].splitlines()
-        if line.startswith("#     ")
-    ]
-
-
-def examples():
-    return {
+    examples = {
         f"utt{index}": {"duration": value, "number": index}
         for index, value in enumerate(POOLED.tolist())
     }
-
-
-def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
-    _, dataset, dataloader, _ = load_speechbrain()
-    names = {
-        "train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])
-    }
-    exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)
+    names = {"train_data": dataset.DynamicItemDataset(examples, output_keys=["number"])}
+    said = text[text.index("To run pools") :]
+    for_train_py = re.findall(r"^#     ((?!.*asr_brain).*)", said, re.MULTILINE)
+    exec("\n".join(for_train_py), names)
     loader = dataloader.make_dataloader(
         names["train_data"], batch_sampler=names["sampler"]
     )
@@ -116,6 +78,3 @@ def test_speechbrains_loader_runs_the_pools(sampler, config, for_train_py):
         seen = [batch.number.tolist() for batch in loader]
         assert seen == list(expected)
         assert len(seen) == len(loader)
-        assert sorted(index for batch in seen for index in batch) == list(
-            range(POOLED.size)
-        )

@@ -11,13 +11,27 @@ from batchtune.manifests import ReadOptions, load_lengths
 CASES = Path(__file__).parent / "cases"
 
 
+def write_files(folder, files):
+    """Write files by name: texts, or bytes."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 @pytest.fixture
 def read(tmp_path):
-    """Writes a manifest and reads it: read(content, name="manifest", **options)."""
+    """Writes a manifest and reads it: read(content, name="manifest", **options).
 
-    def run(content, name="manifest", **options):
-        path = tmp_path / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    Of several files, read({name: content, …}, "*.csv"), those that are named; by default all in their folder.
+    """
+
+    def run(content, name=None, **options):
+        if isinstance(content, dict):
+            write_files(tmp_path, content)
+            return load_lengths(f"{tmp_path}/{name or ''}", ReadOptions(**options))
+        path = tmp_path / (name or "manifest")
+        write_files(tmp_path, {path.name: content})
         return load_lengths(path, ReadOptions(**options))
 
     return run
@@ -25,9 +39,9 @@ def read(tmp_path):
 
 @pytest.fixture
 def refusal(read):
-    """The ManifestError that reading a manifest must end with."""
+    """The ManifestError that reading a manifest, or several, must end with."""
 
-    def run(content, name="manifest", **options):
+    def run(content, name=None, **options):
         with pytest.raises(ManifestError) as caught:
             read(content, name, **options)
         assert caught.value.hint

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import tarfile
+import threading
 import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -35,6 +38,30 @@ def wav(num_samples):
         writer.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
         writer.writeframes(bytes(2 * num_samples))
     return stream.getvalue()
+
+
+def audio_shard(*sizes):
+    """A shard of WAV files of so many samples: utt0.wav, utt1.wav, …"""
+    return shard([(f"utt{i}.wav", wav(size)) for i, size in enumerate(sizes)])
+
+
+def parquet(rows):
+    """A Parquet file of rows."""
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+    return stream.getvalue()
+
+
+def pipe(data):
+    """A pipe that hands out the data, as a shell's `<(…)` does."""
+    reading, writing = os.pipe()
+
+    def write():
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    return Path(f"/dev/fd/{reading}")
 
 
 # Longer than any gap that is read through, however slow this machine is.

@@ -1,18 +1,13 @@
 """Small data sets on which lengths went wrong, each with its right lengths, or the message that says what to do."""
 
-import io
 import json
+import re
 import struct
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from manifests.conftest import CASES, by_transformers
-from manifests.samples import wav
-
-from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths
+from manifests.samples import parquet, wav
 
 
 def lines(*rows):
@@ -21,12 +16,6 @@ def lines(*rows):
 
 def said(role, content):
     return {"role": role, "content": content}
-
-
-def parquet(rows):
-    stream = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
-    return stream.getvalue()
 
 
 def asked(prompt, *answers):
@@ -67,20 +56,9 @@ SPANS = "path,start,end,text\na.wav,1.0,3.5,x\na.wav,10,20,y\n"
         (parquet(AUDIO), {}, [0.1, 0.05], "s"),
     ],
 )  # fmt: skip
-def test_the_lengths_are_right(tmp_path, files, options, lengths, unit):
-    found = load_lengths(written(tmp_path, files), ReadOptions(**options))
+def test_the_lengths_are_right(read, files, options, lengths, unit):
+    found = read(files, **options)
     assert (found.values.tolist(), found.unit) == (lengths, unit)
-
-
-def written(folder, files):
-    """The folder with these files, or a file with this content."""
-    if not isinstance(files, dict):
-        path = folder / "manifest"
-        path.write_bytes(files.encode() if isinstance(files, str) else files)
-        return path
-    for name, content in files.items():
-        (folder / name).write_text(content)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -99,15 +77,14 @@ def written(folder, files):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_to_do_is_said(tmp_path, files, message):
-    with pytest.raises(ManifestError, match=f"(?s){message}"):
-        load_lengths(written(tmp_path, files))
+def test_what_to_do_is_said(refusal, files, message):
+    error = refusal(files)
+    assert re.search(message, f"{error.message}\n{error.hint}", re.DOTALL)
 
 
-def test_a_segment_that_ends_before_it_begins_is_invalid(tmp_path):
-    path = written(tmp_path, "start,end\n3,1\n")
-    with pytest.raises(ManifestError, match=r"'end-start' is -2\.0 \(negative\)"):
-        load_lengths(path, ReadOptions(length_key="end-start", unit="s"))
+def test_a_segment_that_ends_before_it_begins_is_invalid(refusal):
+    error = refusal("start,end\n3,1\n", length_key="end-start", unit="s")
+    assert "'end-start' is -2.0 (negative)" in error.message
 
 
 @pytest.mark.parametrize(
@@ -118,20 +95,18 @@ def test_a_segment_that_ends_before_it_begins_is_invalid(tmp_path):
         (lines({"messages": [said("user", [{"type": "text", "text": "x"}])]}), False),
     ],
 )
-def test_images_in_chats_are_told(tmp_path, content, is_told):
-    notes = load_lengths(written(tmp_path, content)).notes
-    assert any("hold images" in note for note in notes) == is_told
+def test_images_in_chats_are_told(read, content, is_told):
+    assert any("hold images" in note for note in read(content).notes) == is_told
 
 
-def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path):
-    paths = []
-    for name, scale in (("a", 1), ("b", 1000), ("c", 3)):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text(lines(*({"duration": scale * n} for n in (3.1, 5.2, 7.7))))
-        paths.append(path)
-    (note,) = (n for n in load_lengths(paths).notes if "different units" in n)
+def test_files_of_one_set_in_seconds_and_milliseconds_are_told(read):
+    files = {
+        f"{name}.jsonl": lines(*({"duration": scale * n} for n in (3.1, 5.2, 7.7)))
+        for name, scale in (("a", 1), ("b", 1000), ("c", 3))
+    }
+    (note,) = (n for n in read(files).notes if "different units" in n)
     assert "b.jsonl" in note and "a.jsonl" in note and "1,000 times" in note
-    assert len(load_lengths(paths[::2]).notes) == 1
+    assert len(read(files, "{a,c}.jsonl").notes) == 1
 
 
 # As transformers renders them
@@ -146,22 +121,20 @@ def test_files_of_one_set_in_seconds_and_milliseconds_are_told(tmp_path):
     ],
     ids=["objects", "JSON", "list of JSON"],
 )
-def test_tools_count_as_the_template_renders_them(tmp_path, as_stored):
+def test_tools_count_as_the_template_renders_them(read, as_stored):
     text = (CASES / "tools.jsonl").read_text()
     rows = list(map(json.loads, text.splitlines()))
     rows.append({"messages": rows[0]["messages"], "tools": []})
     stored = [{**row, "tools": as_stored(row["tools"])} for row in rows]
-    path = written(tmp_path, lines(*stored))
-    found = load_lengths(path, ReadOptions(tokenizer=str(CASES / "tok")))
+    found = read(lines(*stored), tokenizer=str(CASES / "tok"))
     chats = [(row["messages"], row["tools"] or None) for row in rows]
     assert found.values.tolist() == by_transformers(CASES / "tok", chats)
 
 
 @pytest.mark.parametrize("tokenizer", ["strict", "default_system"])
-def test_prompt_and_completion_are_one_chat(tmp_path, tokenizer):
+def test_prompt_and_completion_are_one_chat(read, tokenizer):
     folder = CASES / tokenizer
-    path = written(tmp_path, CHATS)
-    found = load_lengths(path, ReadOptions(tokenizer=str(folder)))
+    found = read(CHATS, tokenizer=str(folder))
     rows = map(json.loads, CHATS.splitlines())
     chats = [(row["prompt"] + row["completion"], None) for row in rows]
     assert found.values.tolist() == by_transformers(folder, chats)
@@ -199,19 +172,17 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("name", INDEXES)
-def test_sizes_stand_in_the_header(tmp_path, name):
+def test_sizes_stand_in_the_header(read, name):
     content, unit = INDEXES[name]
-    found = load_lengths(written(tmp_path, content))
+    found = read(content)
     assert (found.values.tolist(), found.unit) == ([12, 3, 1], unit)
 
 
 @pytest.mark.parametrize("name", INDEXES)
-def test_a_header_that_breaks_off_or_lies_is_one_message(tmp_path, name):
+def test_a_header_that_breaks_off_or_lies_is_one_message(refusal, name):
     content, _ = INDEXES[name]
     for damaged in (content[:13], content[:30], content[:8], huge(content)):
-        path = written(tmp_path, damaged)
-        with pytest.raises(ManifestError, match="breaks off"):
-            load_lengths(path, ReadOptions(format="sizes"))
+        assert "breaks off" in refusal(damaged, format="sizes").message
 
 
 def huge(content):

@@ -2,10 +2,9 @@
 
 import json
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from manifests.conftest import by_transformers
+from manifests.samples import parquet
 
 from batchtune.manifests import texts
 
@@ -62,22 +61,13 @@ def test_a_note_says_how_chats_are_counted(read):
     assert said in read(LINES).notes[0]
 
 
-@pytest.mark.parametrize("as_parquet", [False, True])
-def test_a_chat_template_counts_as_in_training(read, tokenizer, tmp_path, as_parquet):
-    content = LINES
-    if as_parquet:
-        path = tmp_path / "chats.parquet"
-        pa.parquet.write_table(pa.Table.from_pylist(CHATS), path)
-        content = path.read_bytes()
+@pytest.mark.parametrize("content", [LINES, parquet(CHATS)], ids=["lines", "Parquet"])
+def test_a_chat_template_counts_as_in_training(read, tokenizer, content):
     found = read(content, tokenizer=str(tokenizer))
-    assert (found.values.tolist(), found.unit) == (
-        by_transformers(tokenizer, AS_CHATS),
-        "tokens",
-    )
-    assert (
-        "as the chat template in" in found.notes[0]
-        and "jinja2's sandbox" in found.notes[0]
-    )
+    assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
+    assert found.unit == "tokens"
+    assert "as the chat template in" in found.notes[0]
+    assert "jinja2's sandbox" in found.notes[0]
 
 
 def test_a_template_may_lie_in_a_file_of_its_own(read, tokenizer):
@@ -120,10 +110,8 @@ def test_what_a_template_refuses_is_named(refusal, tokenizer):
         tokenizer, chat_template="{{ raise_exception('roles must alternate') }}"
     )
     message = refusal(LINES, tokenizer=str(tokenizer)).message
-    assert (
-        "line 1: 'messages' can't be read" in message
-        and "refused by the chat template" in message
-    )
+    assert "line 1: 'messages' can't be read" in message
+    assert "refused by the chat template" in message
 
 
 @pytest.mark.parametrize(
@@ -139,10 +127,8 @@ def test_what_a_template_refuses_is_named(refusal, tokenizer):
 )
 def test_a_template_can_not_leave_its_sandbox(refusal, tokenizer, template):
     write_config(tokenizer, chat_template=template)
-    assert (
-        "refused by the chat template"
-        in refusal(LINES, tokenizer=str(tokenizer)).message
-    )
+    message = refusal(LINES, tokenizer=str(tokenizer)).message
+    assert "refused by the chat template" in message
 
 
 def test_a_template_that_never_ends_is_one_error(refusal, tokenizer, monkeypatch):

@@ -6,26 +6,19 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import load_lengths
 from batchtune.manifests.inputs import expand
 
-ROWS = [
-    {
-        "id": f"utt{number}",
-        "duration": number + 0.5,
-        "input_ids": list(range(number % 4 + 1)),
-    }
-    for number in range(20)
-]
+ROWS = [{"id": f"utt{number}", "duration": number + 0.5} for number in range(20)]
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """Rows saved by datasets: saved(num_shards=3)."""
+    """A folder with rows that datasets saved, in splits if `splits` names them: saved(num_shards=3)."""
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
 
-    def save(change=lambda dataset: dataset, **options):
-        change(datasets.Dataset.from_list(ROWS)).save_to_disk(
-            tmp_path / "saved", **options
-        )
+    def save(*splits, **options):
+        rows = datasets.Dataset.from_list(ROWS)
+        made = datasets.DatasetDict.fromkeys(splits, rows) if splits else rows
+        made.save_to_disk(tmp_path / "saved", **options)
         return tmp_path / "saved"
 
     return save
@@ -41,11 +34,8 @@ def test_saved_durations_are_read(saved, shards):
     assert lengths.values.tolist() == [number + 0.5 for number in reversed(range(20))]
 
 
-def test_saved_splits_are_named(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.disable_progress_bars()
-    dataset = datasets.Dataset.from_list(ROWS)
-    datasets.DatasetDict(train=dataset, dev=dataset.select([0])).save_to_disk(tmp_path)
+def test_saved_splits_are_named(saved):
+    path = saved("train", "dev")
     with pytest.raises(ManifestError, match="'dev', 'train'"):
-        load_lengths(tmp_path)
-    assert load_lengths(tmp_path / "dev").count == 1
+        load_lengths(path)
+    assert load_lengths(path / "dev").count == 20

@@ -14,11 +14,6 @@ pytestmark = [
 ]
 
 
-def die():
-    """As the kernel ends a process that takes too much memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def parts_never_read(tasks):
     if tasks[0].source.name == "b.csv":
         signal.pause()
@@ -26,8 +21,9 @@ def parts_never_read(tasks):
 
 
 def killed_parts(tasks):
+    """As the kernel ends a process that takes too much memory."""
     if tasks[0].source.name == "b.csv":
-        die()
+        os.kill(os.getpid(), signal.SIGKILL)
     return reading.read_together(tasks)
 
 

@@ -1,7 +1,5 @@
 """Messages quote little of what a file holds, however long its ids, keys and values are."""
 
-from pathlib import Path
-
 import pytest
 from samples import SAMPLES
 
@@ -60,7 +58,7 @@ def test_long_and_many_columns_are_listed_in_short(refusal, content):
 def test_a_path_is_named_whole_unless_it_is_endless():
     path = "/".join(["folder"] * 40)
     assert path in ManifestError(f"{path} does not exist").message
-    endless = Path("/".join(["d" * 200] * 19), "name.csv")
+    endless = "/".join([*["d" * 200] * 19, "name.csv"])
     message = ManifestError(f"{endless} does not exist").message
     assert len(message) < 500
     assert "name.csv does not exist" in message

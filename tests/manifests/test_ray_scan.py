@@ -20,13 +20,13 @@ def shards(tmp_path):
 
 def written(folder, num_shards):
     folder.mkdir()
+    members = []
+    for example in range(300):
+        members.append((f"utt{example}.wav", wav(800 + example)))
+        members.append((f"utt{example}.txt", b"ab" * (example % 30 + 1)))
+    content = shard(members)
     for number in range(num_shards):
-        members = []
-        for example in range(300):
-            samples = 800 + (37 * example + 11 * number) % 400
-            members.append((f"utt{number}-{example}.wav", wav(samples)))
-            members.append((f"utt{number}-{example}.txt", b"ab" * (example % 30 + 1)))
-        (folder / f"{number:03d}.tar").write_bytes(shard(members))
+        (folder / f"{number:03d}.tar").write_bytes(content)
     return folder
 
 

@@ -3,14 +3,13 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from manifests.conftest import CASES
+from manifests.samples import parquet
 from ruamel.yaml import YAML
 
 from batchtune.errors import UsageError
-from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests import FORMATS, ReadOptions
 from batchtune.manifests.source import Head
 
 
@@ -118,11 +117,6 @@ def test_a_misspelt_format_is_corrected(read):
 # Formats
 
 
-@pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
-def test_text_is_never_told_from_the_content(content):
-    assert not FORMATS["text"].fits(Head(content, complete=True))
-
-
 @pytest.mark.parametrize(
     "content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"]
 )
@@ -194,29 +188,22 @@ def test_a_note_says_that_characters_are_counted_and_what_else(read):
     assert "--measure words" in note
 
 
-TOKENIZED = {
-    "input_ids": [[5, 6, 7], [1]],
-    "attention_mask": [[1, 1, 1], [1]],
-    "labels": [[2, 2], [9]],
-}
+TOKENIZED = [
+    {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "labels": [2, 2]},
+    {"input_ids": [1], "attention_mask": [1], "labels": [9]},
+]
 
 
-def test_a_sum_can_be_read_from_several_files(tmp_path):
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("prompt,answer\n3,4\n")
-    options = ReadOptions(length_key="prompt+answer")
-    assert load_lengths(
-        [tmp_path / "a.csv", tmp_path / "b.csv"], options
-    ).values.tolist() == [7, 7]
+def test_a_sum_can_be_read_from_several_files(read):
+    files = dict.fromkeys(("a.csv", "b.csv"), "prompt,answer\n3,4\n")
+    assert read(files, "*.csv", length_key="prompt+answer").values.tolist() == [7, 7]
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"measure": "letters"},
         {"truncate": 0.0},
         {"truncate": 5.0, "min_length": 7.0},
-        {"reduce": "mean"},
         {"measure": "words", "tokenizer": Path("tokenizer.json")},
         {"target_file": "a", "target_key": "b"},
     ],
@@ -232,18 +219,10 @@ def test_tokens_are_counted_without_truncation_and_padding(read, tokenizer):
     assert (found.values.tolist(), found.unit) == ([3, 2], "tokens")
 
 
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_a_tokenized_data_set_needs_no_options(tmp_path, as_folder):
-    path = tmp_path / "tokenized"
-    if as_folder:
-        datasets = pytest.importorskip("datasets")
-        datasets.Dataset.from_dict(TOKENIZED).save_to_disk(str(path))
-    else:
-        pa.parquet.write_table(pa.table(TOKENIZED), path)
-    found = load_lengths(path)
+def test_a_tokenized_data_set_needs_no_options(read):
+    found = read(parquet(TOKENIZED))
     assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
-    found = load_lengths(path, ReadOptions(length_key="input_ids", target_key="labels"))
-    assert (found.values.tolist(), found.unit) == ([3, 1], "tokens")
+    found = read(parquet(TOKENIZED), length_key="input_ids", target_key="labels")
     assert found.targets.tolist() == [2, 1]
 
 

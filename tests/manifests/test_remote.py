@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import socket
 import sys
 from importlib.util import find_spec
 
@@ -11,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from manifests.range_server import serving
-from manifests.samples import long_shard, shard, wav
+from manifests.samples import audio_shard, long_shard, wav
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, load_stream, reading, scan
@@ -86,7 +85,7 @@ def test_few_bytes_of_shards_are_fetched_over_http(tmp_path):
 @pytest.mark.usefixtures("alone")
 def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
     for number in range(3):
-        content = shard([(f"utt{number}.wav", wav(1600 * (number + 1)))])
+        content = audio_shard(1600 * (number + 1))
         (server.folder / f"{number}.tar").write_bytes(content)
     manifest = f"{server.url}/{{0..2}}.tar"
     output = tmp_path / "lengths.parquet"
@@ -94,7 +93,7 @@ def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
     with pytest.raises(ManifestError, match=r"1 of 3 sources.*\n.*access denied"):
         scan(manifest, ReadOptions(), output)
     del server.status["/2.tar"]
-    (server.folder / "1.tar").write_bytes(shard([("new.wav", wav(16_000))]))
+    (server.folder / "1.tar").write_bytes(audio_shard(16_000))
     server.reset()
     scan(manifest, ReadOptions(), output)
     fetched = {path for method, path in server.requests if method == "GET"}
@@ -111,8 +110,8 @@ def test_an_interrupted_scan_goes_on_by_etags(server, tmp_path):
 )
 def test_what_is_best_read_whole_is_read_by_one_request(server, with_ranges, samples):
     server.with_ranges = with_ranges
-    members = [(f"utt{number}.wav", wav(samples + number)) for number in range(20)]
-    (server.folder / "a.tar").write_bytes(shard(members))
+    content = audio_shard(*range(samples, samples + 20))
+    (server.folder / "a.tar").write_bytes(content)
     assert load_lengths(f"{server.url}/a.tar").count == 20
     assert [method for method, _ in server.requests] == ["HEAD", "GET"]
 
@@ -161,10 +160,9 @@ def test_audio_files_behind_urls(server):
 
 @pytest.mark.parametrize("of_equal_size", [False, True])
 def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
-    members = [(f"utt{number}.wav", wav(100_000)) for number in range(20)]
     path = server.folder / "a.tar"
-    path.write_bytes(shard(members))
-    content = path.read_bytes()
+    content = audio_shard(*[100_000] * 20)
+    path.write_bytes(content)
     changed = content[:-1] + b"x" if of_equal_size else content[: len(content) // 2]
 
     def change(number):
@@ -173,13 +171,6 @@ def test_an_object_that_changes_while_it_is_read(server, of_equal_size):
 
     server.on_request = change
     assert "a.tar changed while it was read" in refusal(f"{server.url}/a.tar").message
-
-
-def _unused_port():
-    """Return a port of this machine on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    return port
 
 
 def test_what_can_not_be_read_is_said(server):
@@ -193,7 +184,7 @@ def test_what_can_not_be_read_is_said(server):
     server.status["/a.csv"] = 500
     broken = refusal(f"{server.url}/a.csv")
     assert broken.message.endswith("can't be read: the server answers with status 500")
-    unreached = refusal(f"http://127.0.0.1:{_unused_port()}/a.csv")
+    unreached = refusal("http://127.0.0.1:9/a.csv")  # where nothing listens
     assert "can't be read: \"Cannot connect to host" in unreached.message
     assert "the network" in unreached.hint
     assert "Protocol not known" in refusal("nosuch://bucket/a.csv").message

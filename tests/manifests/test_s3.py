@@ -66,12 +66,13 @@ def test_few_bytes_of_shards_are_fetched(s3, tmp_path, manifest):
 
 
 def test_a_bucket_or_object_that_is_missing_is_said(s3):
-    with pytest.raises(ManifestError, match="no such bucket"):
-        load_lengths("s3://no-such-bucket/a.csv")
-    with pytest.raises(ManifestError, match=r"none\.csv does not exist"):
-        load_lengths("s3://bucket/none.csv")
-    with pytest.raises(ManifestError, match="nothing matches"):
-        load_lengths("s3://bucket/none-*.csv")
+    for name, message in {
+        "s3://no-such-bucket/a.csv": "no such bucket",
+        "s3://bucket/none.csv": r"none\.csv does not exist",
+        "s3://bucket/none-*.csv": "nothing matches",
+    }.items():
+        with pytest.raises(ManifestError, match=message):
+            load_lengths(name)
 
 
 def test_missing_credentials_are_said(s3, monkeypatch, tmp_path):

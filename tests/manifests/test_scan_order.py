@@ -14,12 +14,9 @@ LENGTHS = [5, 9, 2, 9, 7, 1]
 @pytest.fixture
 def sources(tmp_path):
     """Two tables that form one data set, with targets."""
-    paths = []
-    for number, lengths in enumerate((LENGTHS[:2], LENGTHS[2:])):
-        path = tmp_path / f"{number}.csv"
-        rows = [f"{length},{10 * length}\n" for length in lengths]
-        path.write_text("duration,words\n" + "".join(rows))
-        paths.append(path)
+    paths = [tmp_path / "0.csv", tmp_path / "1.csv"]
+    paths[0].write_text("duration,words\n5,50\n9,90\n")
+    paths[1].write_text("duration,words\n2,20\n9,90\n7,70\n1,10\n")
     return paths
 
 
@@ -44,10 +41,8 @@ def test_scanned_tables_can_be_scanned_again(sources):
     again = first.with_name("again.parquet")
     scan(first, ReadOptions(), again)
     for table in (first, again):
-        frame = pandas.read_parquet(table)
-        assert dict(zip(frame["row"], frame["length"], strict=True)) == dict(
-            enumerate(LENGTHS[:-1])
-        )
+        in_order = pandas.read_parquet(table).sort_values("row")
+        assert in_order["length"].tolist() == LENGTHS[:-1]
 
 
 def test_what_scan_left_out_is_missing_for_a_sampler(sources):

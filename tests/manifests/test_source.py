@@ -3,16 +3,12 @@
 import bz2
 import gzip
 import lzma
-import os
-import threading
-from pathlib import Path
 
 import pyarrow
 import pytest
-from samples import SAMPLES
+from samples import SAMPLES, pipe
 
-from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths, source
+from batchtune.manifests import load_lengths, source
 from batchtune.manifests.source import Source
 
 LINES = b"".join(
@@ -94,36 +90,11 @@ def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch):
     assert "needs more memory than this process may take" in error.message
 
 
-def test_a_device_is_no_manifest():
-    with pytest.raises(ManifestError, match="is a device"):
-        load_lengths("/dev/zero")
-
-
-def pipe(data):
-    """A pipe that hands out the data, as a shell's `<(…)` does."""
-    reading, writing = os.pipe()
-
-    def write():
-        with os.fdopen(writing, "wb") as stream:
-            stream.write(data)
-
-    threading.Thread(target=write, daemon=True).start()
-    return Path(f"/dev/fd/{reading}")
-
-
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_a_pipe_of_many_lines_is_read_whole(compress):
     assert load_lengths(pipe(compress(LINES))).count == 3000
 
 
-def test_a_target_file_may_be_a_pipe(tmp_path):
-    (tmp_path / "train.tsv").write_text(
-        "/data\n" + "".join(f"{number}\t100\n" for number in range(3000))
-    )
-    targets = str(pipe(b"7\n" * 3000))
-    assert (
-        load_lengths(
-            tmp_path / "train.tsv", ReadOptions(target_file=targets)
-        ).targets.sum()
-        == 21_000
-    )
+def test_a_target_file_may_be_a_pipe(read):
+    found = read("duration\n" + "1\n" * 3000, target_file=str(pipe(b"7\n" * 3000)))
+    assert found.targets.sum() == 21_000

@@ -3,22 +3,20 @@
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths
 
 WAV2VEC = "/data\na.wav\t100\nb.wav\t200\nc.wav\t300\n"
 KALDI = "a 1.5\nb 2.5\nc 3.5\n"
 
 
-def pairs(lengths):
-    return dict(zip(lengths.values.tolist(), lengths.targets.tolist(), strict=True))
+@pytest.fixture
+def load(read, tmp_path):
+    """Reads a manifest with its targets, which are written too: load(manifest, targets, name, **options)."""
 
+    def run(manifest, targets, name="targets", **options):
+        files = {"manifest": manifest, name: targets}
+        return read(files, "manifest", target_file=str(tmp_path / name), **options)
 
-def load(folder, manifest, targets, name="targets", **options):
-    (folder / "manifest").write_text(manifest)
-    (folder / name).write_text(targets)
-    return load_lengths(
-        folder / "manifest", ReadOptions(target_file=str(folder / name), **options)
-    )
+    return run
 
 
 WORDS = {"measure": "words"}
@@ -27,17 +25,18 @@ WORDS = {"measure": "words"}
 @pytest.mark.parametrize(
     ("targets", "name", "options", "lengths", "counts"),
     [
-        ("A B | C |\nA\nA B |\n", "valid.ltr", {}, [5, 1, 3], "words"),
-        ("one two\nthree\nx\n", "a.txt", {}, [7, 5, 1], "characters"),
-        ("one two\nthree\nx\n", "a.txt", WORDS, [2, 1, 1], "words"),
-        ("7\n8\n9\n", "a", {}, [7, 8, 9], "numbers"),
+        ("A B | C |\nA\nA B |\n", "valid.ltr", {}, [3, 1, 5], "words"),
+        ("one two\nthree\nx\n", "a.txt", {}, [1, 5, 7], "characters"),
+        ("one two\nthree\nx\n", "a.txt", WORDS, [1, 1, 2], "words"),
+        ("7\n8\n9\n", "a", {}, [9, 8, 7], "numbers"),
     ],
 )
 def test_lines_are_aligned_and_it_is_told_what_they_are(
-    tmp_path, targets, name, options, lengths, counts
+    load, targets, name, options, lengths, counts
 ):
-    found = load(tmp_path, WAV2VEC, targets, name, **options)
-    assert pairs(found) == dict(zip((100, 200, 300), lengths, strict=True))
+    found = load(WAV2VEC, targets, name, **options)
+    assert found.values.tolist() == [300, 200, 100]
+    assert found.targets.tolist() == lengths
     said = f"Target lengths are the {counts} in "
     assert any(note.startswith(said) for note in found.notes)
 
@@ -46,49 +45,50 @@ def test_lines_are_aligned_and_it_is_told_what_they_are(
     ("targets", "message"),
     [("1\n2\n", "has more examples"), ("1\n2\n3\n4\n", "has fewer examples")],
 )
-def test_as_many_lines_as_examples_are_needed(tmp_path, targets, message):
+def test_as_many_lines_as_examples_are_needed(load, targets, message):
     with pytest.raises(ManifestError, match=message):
-        load(tmp_path, WAV2VEC, targets)
+        load(WAV2VEC, targets)
 
 
 @pytest.mark.parametrize(
     ("targets", "options", "lengths"),
     [
-        ("c 9\nb 8\na 7\nunused 1\n", {}, [7, 8, 9]),
-        ("c 9,31\nb 8,31\na 7,31\n", {}, [7, 8, 9]),
-        ("a HELLO YOU\nb HI\nc X\n", {}, [9, 2, 1]),
-        ("a HELLO YOU\nb HI\nc X\n", WORDS, [2, 1, 1]),
+        ("c 9\nb 8\na 7\nunused 1\n", {}, [9, 8, 7]),
+        ("c 9,31\nb 8,31\na 7,31\n", {}, [9, 8, 7]),
+        ("a HELLO YOU\nb HI\nc X\n", {}, [1, 2, 9]),
+        ("a HELLO YOU\nb HI\nc X\n", WORDS, [1, 1, 2]),
     ],
     ids=["numbers", "shapes", "texts", "words"],
 )
-def test_files_of_kaldi_and_espnet_are_joined_by_id(
-    tmp_path, targets, options, lengths
-):
-    found = pairs(load(tmp_path, KALDI, targets, **options))
-    assert found == dict(zip((1.5, 2.5, 3.5), lengths, strict=True))
+def test_files_of_kaldi_and_espnet_are_joined_by_id(load, targets, options, lengths):
+    found = load(KALDI, targets, **options)
+    assert found.values.tolist() == [3.5, 2.5, 1.5]
+    assert found.targets.tolist() == lengths
 
 
-def test_an_example_without_a_target_is_invalid_and_named(tmp_path):
+def test_an_example_without_a_target_is_invalid_and_named(load):
     with pytest.raises(ManifestError, match=r"line 2, id 'b': '.*targets' is missing"):
-        load(tmp_path, KALDI, "a 7\nc 9\n")
+        load(KALDI, "a 7\nc 9\n")
 
 
-def test_both_lengths_of_an_espnet_folder(tmp_path):
-    (tmp_path / "speech_shape").write_text("a 100,80\nb 200,80\n")
-    (tmp_path / "text_shape.char").write_text("b 20,31\na 10,31\n")
-    found = load_lengths(
-        tmp_path, ReadOptions(target_file=str(tmp_path / "text_shape.char"))
-    )
-    assert pairs(found) == {100: 10, 200: 20}
-    assert found.unit == "frames"
+def test_both_lengths_of_an_espnet_folder(read, tmp_path):
+    files = {
+        "speech_shape": "a 100,80\nb 200,80\n",
+        "text_shape.char": "b 20,31\na 10,31\n",
+    }
+    found = read(files, target_file=str(tmp_path / "text_shape.char"))
+    assert (found.values.tolist(), found.unit) == ([200, 100], "frames")
+    assert found.targets.tolist() == [20, 10]
 
 
-def test_each_of_several_manifests_has_its_target_file(tmp_path):
-    for name in "ab":
-        (tmp_path / f"{name}.tsv").write_text(f"/data\n{name}\t{ord(name)}\n")
-        (tmp_path / f"{name}.ltr").write_text("X " * ord(name) + "\n")
-    manifests = f"{tmp_path}/{{a,b}}.tsv"
-    found = load_lengths(manifests, ReadOptions(target_file=f"{tmp_path}/{{a,b}}.ltr"))
-    assert pairs(found) == {97: 97, 98: 98}
-    with pytest.raises(ManifestError, match="1 target file for 2 manifests"):
-        load_lengths(manifests, ReadOptions(target_file=f"{tmp_path}/a.ltr"))
+def test_each_of_several_manifests_has_its_target_file(read, refusal, tmp_path):
+    files = {
+        "a.tsv": "/data\na\t3\n",
+        "b.tsv": "/data\nb\t2\n",
+        "a.ltr": "X X X\n",
+        "b.ltr": "X X\n",
+    }
+    found = read(files, "{a,b}.tsv", target_file=f"{tmp_path}/{{a,b}}.ltr")
+    assert found.values.tolist() == found.targets.tolist() == [3, 2]
+    error = refusal({}, "{a,b}.tsv", target_file=f"{tmp_path}/a.ltr")
+    assert "1 target file for 2 manifests" in error.message

@@ -109,7 +109,6 @@ def error_never_ends(handler):
         (expands, "more than 2 KiB at once"),
         (error_never_ends, "503"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_no_more_is_read_than_was_asked_for(answer, message, monkeypatch):
     monkeypatch.setattr(storage, "_LARGEST_WHOLE", MOST)
