@@ -1,16 +1,13 @@
 import os
 
 import pytest
-from probe.made_device import SearchedDevice, quadratic_peak
+from made_trials import made_trial
 
 from batchtune.errors import ResultError
 from batchtune.results import BatchShape
 from batchtune.run_folder import append_trial, read_trials
 
-TRIALS = [
-    SearchedDevice(quadratic_peak(), 10**12).trial(BatchShape(size, 2.5), size - 1)
-    for size in (1, 2, 3)
-]
+TRIALS = [made_trial(BatchShape(1, 2.5), index=index) for index in range(3)]
 
 
 @pytest.fixture

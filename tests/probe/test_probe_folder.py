@@ -67,7 +67,7 @@ def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(run, tmp_path):
     ("lengths", "changed", "message"),
     [
         (Lengths.of([5.0, 10.0]), {}, "other lengths"),
-        (LENGTHS, {"memory_bytes": 500 << 20}, "memory_bytes"),
+        (LENGTHS, {"memory_bytes": 500 << 20}, "something else: memory_bytes"),
     ],
 )
 def test_a_folder_of_something_else_is_left_alone_unless_forced(
@@ -82,28 +82,30 @@ def test_a_folder_of_something_else_is_left_alone_unless_forced(
     assert forced.lengths == lengths.summary()
 
 
-def test_too_little_memory_for_anything_is_told(tmp_path):
+def test_a_folder_in_which_nothing_fitted_binds_to_nothing(tmp_path):
     with pytest.raises(ProbeError, match="even a batch of one of the shortest example"):
         probed(padded(fitting=0.1), tmp_path)
     assert not (tmp_path / PROBE_FILE).exists()
+    probe = probed(padded(), tmp_path, replace(SETTINGS, workload="train.py:Other"))
+    assert probe.workload.spec == "train.py:Other"
+    assert probe.trials[0].index == 0
 
 
 def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path):
     notes = []
-    left = []
+    said = []
     with pytest.raises(ProbeError, match=r"12 of 36 examples exceed 10") as caught:
         probed(
             padded(fitting=0.7),
             tmp_path,
             on_note=notes.append,
-            on_progress=lambda progress: (
-                left.append(progress.seconds_left) if progress.shortening else None
-            ),
+            on_progress=said.append,
         )
     assert "--max-length 10.0" in caught.value.hint
     assert [note.split(",")[0] for note in notes] == [
         "Warning: the longest example (20) does not fit within 7.45 GiB"
     ]
+    left = [progress.seconds_left for progress in said if progress.shortening]
     assert left[-1] == 0
     assert not (tmp_path / PROBE_FILE).exists()
 

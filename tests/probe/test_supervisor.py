@@ -103,10 +103,6 @@ def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome):
         (ran(SHAPE), "ok", None, False),
         (ran(SHAPE, "oom", error="MemoryError"), "oom", "MemoryError", False),
         (
-            replace(ran(SHAPE, "oom", error="CUDA error"), renew=True),
-            *("oom", "CUDA error", True),
-        ),
-        (
             replace(ran(SHAPE, "error", error="ValueError: no"), renew=True),
             *("error", "ValueError: no", True),
         ),
@@ -115,16 +111,14 @@ def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome):
             *("timeout", f"no answer within 15 s; {PLACE}", True),
         ),
         (
-            WorkerLost("timeout", "hangs"),
-            *("timeout", "no answer within 15 s", True),
-        ),
-        (
             WorkerLost("crash", "was killed by SIGKILL"),
             *("crash", "the worker process was killed by SIGKILL", True),
         ),
         (
             WorkerLost("oom", "was killed by SIGABRT", "1\n2\n3\nstd::bad_alloc\n"),
-            *("oom", "the worker process was killed by SIGABRT: 2\n3", True),
+            "oom",
+            "the worker process was killed by SIGABRT: 2\n3\nstd::bad_alloc",
+            True,
         ),
     ],
 )
@@ -140,9 +134,7 @@ def test_a_failure_is_an_answer_and_costs_the_worker_if_it_must(
             first = supervisor.measure(SHAPE, 7).trial
             assert first.index == 7
         second = supervisor.measure(SHAPE, 8).trial
-    assert first.outcome == outcome
-    assert (first.error or "").startswith(error or "")
-    assert (first.error is None) == (error is None)
+    assert (first.outcome, first.error) == (outcome, error)
     assert (first.worker, second.worker) == (1, 1 + renewed)
     assert second.outcome == "ok"
     assert nursery.started == nursery.ended == 1 + renewed

@@ -1,5 +1,8 @@
 """One reply of all ranks' replies, made here: what counts of several, and which failure explains the others."""
 
+from functools import partial
+
+import made_trials
 import pytest
 from made_devices import made_device
 from msgspec.structs import replace
@@ -8,7 +11,7 @@ from batchtune.probe.failures import message_verdict
 from batchtune.probe.ranks import merged
 from batchtune.probe.requests import Prepare, Ran, Ready, RunTrial
 from batchtune.processes.worker import Failed
-from batchtune.results import BatchShape, ProbedWith, RankDevice, Trial
+from batchtune.results import BatchShape, ProbedWith, RankDevice
 
 SHAPE = BatchShape(4, 3.0)
 RUN = RunTrial(shape=SHAPE, timeout_seconds=15.0)
@@ -27,8 +30,7 @@ GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer
 OWN = "ValueError: tokens and labels differ"
 
 
-def ran(outcome="ok", error=None, **facts):
-    return Ran(trial=Trial.of(SHAPE, outcome, error=error, **facts), stage="step")
+ran = partial(made_trials.ran, SHAPE)
 
 
 def failed(outcome, message, **facts):
@@ -64,12 +66,12 @@ KILLED = failed("crash", "its process was killed by SIGKILL")
 HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
 # What goes wrong on a rank → its reply, the outcome of all, and whether it counts among those out of memory.
 FAULTS = {
-    "out of memory": (ran("oom", OOM), "oom", True),
+    "out of memory": (ran("oom", error=OOM), "oom", True),
     "caught": (failed("oom", CAUGHT), "oom", True),
     "killed for memory": (failed("oom", "std::bad_alloc"), "oom", True),
-    "in disguise": (ran("oom", DISGUISED), "oom", True),
-    "error": (ran("error", OWN), "error", False),
-    "sticky": (replace(ran("oom", OOM), renew=True), "oom", True),
+    "in disguise": (ran("oom", error=DISGUISED), "oom", True),
+    "error": (ran("error", error=OWN), "error", False),
+    "sticky": (replace(ran("oom", error=OOM), renew=True), "oom", True),
     "killed": (KILLED, "crash", False),
     "left": (failed("crash", "its process ended with exit code 3"), "crash", False),
     "hangs": (HANGS, "timeout", False),
@@ -82,8 +84,8 @@ FAULTS = {
     [
         {},  # none has answered: they wait for it
         {0: ran()},
-        {0: ran("error", GLOO)},
-        {0: ran("error", GLOO), 1: ran(), 2: ran("error", GLOO)},
+        {0: ran("error", error=GLOO)},
+        {0: ran("error", error=GLOO), 1: ran(), 2: ran("error", error=GLOO)},
     ],
     ids=["waiting", "passed", "lost", "all kinds"],
 )
@@ -104,25 +106,15 @@ def test_a_fault_of_one_rank_is_the_result_of_all(others, fault):
     assert reply.renew
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_all_ranks_is_the_first_ones(fault):
-    own, outcome, is_oom = FAULTS[fault]
-    reply = merged(dict.fromkeys([1, 0, 2], own), RUN, 3)
-    trial = reply.trial
-    assert (trial.outcome, trial.rank) == (outcome, 1)
-    assert trial.oom_ranks == ([0, 1, 2] if is_oom else [])
-    assert reply.renew
-
-
 @pytest.mark.parametrize(
     ("replies", "outcome", "rank", "error"),
     [
         # The other's own error was only quicker.
-        ([ran("error", OWN), ran("oom", OOM)], "oom", 1, OOM),
-        ([KILLED, ran("oom", OOM)], "oom", 1, OOM),
-        ([KILLED, ran("error", OWN)], "error", 1, OWN),
+        ([ran("error", error=OWN), ran("oom", error=OOM)], "oom", 1, OOM),
+        ([KILLED, ran("oom", error=OOM)], "oom", 1, OOM),
+        ([KILLED, ran("error", error=OWN)], "error", 1, OWN),
         ([HANGS, KILLED], "crash", 1, KILLED.message),
-        ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, GLOO),
+        ([ran("error", error=GLOO), ran("error", error=GLOO)], "crash", 0, GLOO),
     ],
 )
 def test_of_several_faults_the_one_that_explains_others_counts(
@@ -133,14 +125,18 @@ def test_of_several_faults_the_one_that_explains_others_counts(
     assert reply.trial.error == f"rank {rank}: {error}"
 
 
-def test_an_oom_in_disguise_is_still_one_with_the_ranks_name():
-    reply = merged({1: ran("oom", DISGUISED)}, RUN, 2)
+def test_of_faults_alike_the_first_counts_and_all_that_were_out_of_memory():
+    reply = merged(dict.fromkeys([1, 0, 2], ran("oom", error=DISGUISED)), RUN, 3)
+    assert (reply.trial.rank, reply.trial.oom_ranks) == (1, [0, 1, 2])
+    # It is still in disguise, with the rank's name.
     assert message_verdict(reply.trial.error) == "disguised"
 
 
 def test_where_a_ranks_error_was_raised_is_kept():
-    own = replace(ran("error", OWN), stage="make_batch", traceback="train.py, line 3")
-    reply = merged({0: ran("error", GLOO), 1: own}, RUN, 2)
+    own = replace(
+        ran("error", error=OWN), stage="make_batch", traceback="train.py, line 3"
+    )
+    reply = merged({0: ran("error", error=GLOO), 1: own}, RUN, 2)
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
