@@ -13,9 +13,5 @@ def test_a_longer_example_extends_the_table_by_batches_of_one():
     )
 
 
-def test_a_batch_size_is_what_fits_whole_and_at_least_one():
-    assert batch_sizes_for([1, 3, 9.9, 10, 11], 10).tolist() == [10, 3, 1, 1, 1]
-
-
 def test_a_quotient_beyond_all_integers_still_gives_a_batch_size():
     assert batch_sizes_for([1e-300], 1e300).tolist() == [2**53]

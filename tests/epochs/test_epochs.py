@@ -52,12 +52,7 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
         sizes = [len(batch) for batch in step]
         assert max(sizes) - min(sizes) <= 1
         assert (
-            len(
-                {
-                    int(np.searchsorted(BOUNDARIES, lengths[batch].max()))
-                    for batch in step
-                }
-            )
+            len({np.searchsorted(BOUNDARIES, lengths[batch].max()) for batch in step})
             == 1
         )
     _, counts = batching.table.divide(Lengths.of(lengths).histogram)
@@ -78,7 +73,7 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
     buckets = np.searchsorted(BOUNDARIES, lengths)
     for rank in batches_of_all_ranks(lengths, batching, dealing, drawing)[1]:
         for batch in rank:
-            bucket = int(buckets[batch].max())
+            bucket = buckets[batch].max()
             assert 1 <= len(batch) <= most[bucket] <= batching.table.batch_sizes[bucket]
             assert batching.uses_pools or set(buckets[batch]) == {bucket}
 

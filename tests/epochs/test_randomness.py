@@ -31,6 +31,12 @@ def epochs_of(values, batching, epochs, dealing=ON_ONE_RANK):
     return [batcher.cut(ShuffleKey(epoch=epoch), dealing) for epoch in range(epochs)]
 
 
+def near_mean_of(values):
+    """Within four standard errors of it."""
+    error = np.std(values) / np.sqrt(len(values))
+    return pytest.approx(np.mean(values), abs=4 * error)
+
+
 @pytest.mark.parametrize(
     "dealing",
     [
@@ -45,13 +51,8 @@ def test_expectations_of_tables_are_what_epochs_show(dealing):
     cuts = epochs_of(SPEECH.values, Batching(TABLE), 120, dealing)
     seen = [mates_in_cuts(list(two), SPEECH.values) for two in pairwise(cuts)]
     again = [one.again for one in seen]
-    correlations = [one.correlation or 0.0 for one in seen]
-    assert np.mean(again) == pytest.approx(
-        expected.again, abs=4 * np.std(again) / np.sqrt(len(seen))
-    )
-    assert np.mean(correlations) == pytest.approx(
-        expected.correlation, abs=4 * np.std(correlations) / np.sqrt(len(seen))
-    )
+    assert expected.again == near_mean_of(again)
+    assert expected.correlation == near_mean_of([one.correlation for one in seen])
     # With the last and the first epoch too.
     assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(
         np.mean(again), rel=0.02
