@@ -21,36 +21,24 @@ ROWS_OF_A_MIB = (1 << 20) // (4 * WIDTH)
 class Shared:
     """A layer that all ranks train; a batch of B examples has B MiB, and so have its output and its gradient.
 
-    The rank `ballast_rank` holds `ballast_mib` more than the others. The rank `fault_rank` has the `fault` in its step
-    with a batch of `fault_size` examples.
+    Rank 1 holds `ballast_mib` more than the others, and has the `fault` in its step with a batch of three examples.
     """
 
-    def __init__(
-        self,
-        parallel="ddp",
-        ballast_rank=-1,
-        ballast_mib=0,
-        fault="",
-        fault_rank=1,
-        fault_size=3,
-    ):
-        self.parallel = parallel
-        self.ballast = (ballast_rank, ballast_mib)
+    def __init__(self, ballast_mib=0, fault=""):
+        self.ballast_mib = ballast_mib
         self.fault = fault
-        self.fault_at = (fault_rank, fault_size)
 
     def setup(self, device):
-        self.model = wrapped(nn.Linear(WIDTH, WIDTH), self.parallel)
-        rank, mib = self.ballast
-        if distributed.get_rank() == rank:
-            self.held = torch.ones(mib << 18)
+        self.model = wrapped(nn.Linear(WIDTH, WIDTH), "ddp")
+        if distributed.get_rank() == 1:
+            self.held = torch.ones(self.ballast_mib << 18)
 
     def make_batch(self, shape):
         return torch.ones(shape.batch_size * ROWS_OF_A_MIB, WIDTH)
 
     def step(self, batch):
         here = (distributed.get_rank(), len(batch) // ROWS_OF_A_MIB)
-        if self.fault and here == self.fault_at:
+        if self.fault and here == (1, 3):
             getattr(self, self.fault)()
         self.model.zero_grad()
         self.model(batch).square().mean().backward()

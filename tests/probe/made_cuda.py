@@ -55,24 +55,23 @@ class MadeCuda:
 
     def properties(self, index):
         """As `torch.cuda.get_device_properties`."""
-        place = {"pci_domain_id": 0, "pci_bus_id": 0x65 + index, "pci_device_id": 0}
-        facts = {
-            "uuid": self.uuids[index],
-            "total_memory": self.total,
-            "major": 9,
-            "minor": 0,
-        }
-        return SimpleNamespace(name="Made GPU", **facts, **place)
+        return SimpleNamespace(
+            name="Made GPU",
+            uuid=self.uuids[index],
+            total_memory=self.total,
+            major=9,
+            minor=0,
+            pci_domain_id=0,
+            pci_bus_id=0x65 + index,
+            pci_device_id=0,
+        )
 
     def show(self):
         """Lets NVML see the same."""
         self.gpu.free = self.free()
         held = self.outside + self.reserved
-        others = [(4711, self.others)] if self.others else []
-        self.gpu.compute = [
-            *others,
-            *([(self.own_pid, held)] if held and self.own_pid is not None else []),
-        ]
+        used = {4711: self.others, self.own_pid: held}
+        self.gpu.compute = [(pid, size) for pid, size in used.items() if pid and size]
         if self.nvml.gpus:
             self.nvml.show()
 

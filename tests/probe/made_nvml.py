@@ -82,7 +82,7 @@ class MadeNvml:
         """Make `pynvml` ask the stub until the test ends."""
         import pynvml
 
-        patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(stub_library())))
+        patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(stub_library()))
         patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         patch.setenv("STUB_NVML", "")
         self.show()
@@ -108,9 +108,7 @@ def stub_library():
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("stub_nvml.c")
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
-    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 

@@ -88,7 +88,6 @@ def test_a_file_that_is_no_plain_file_is_left_alone(locks, tmp_path, kind):
         os.mkfifo(lock)
     else:
         lock.mkdir()
-    with pytest.raises(ProbeError, match=r"cpu\.lock can't be used") as caught:
+    with pytest.raises(ProbeError, match=r"cpu\.lock can't be used.*\n.*TMPDIR"):
         lock_device("cpu", "CPU")
-    assert "TMPDIR" in caught.value.hint
     assert (tmp_path / "precious").read_text() == "precious"

@@ -193,7 +193,7 @@ def test_one_crash_does_not_count_against_the_shape(device, undisturbed):
     }
     points, trials = run(SPEECH, device)
     assert without_proofs(points) == without_proofs(undisturbed[0])
-    assert Counter(trial.outcome for trial in trials)["crash"] == 1
+    assert [trial.outcome for trial in trials].count("crash") == 1
 
 
 def test_a_shape_that_crashes_twice_bounds_the_frontier(device, undisturbed):
@@ -255,7 +255,7 @@ def test_it_finds_the_truth_however_often_it_is_interrupted(
         longer = lengths.histogram.lengths[
             lengths.histogram.lengths > long.fitting_length
         ][0]
-        assert device.largest(float(longer), 1) == 0
+        assert device.largest(longer, 1) == 0
         return
     except NothingFits:
         assert device.largest(lengths.shortest, 1) == 0

@@ -29,7 +29,7 @@ def test_a_damaged_or_missing_line_in_the_middle_is_named(journal, line):
 def test_a_full_disk_is_told_and_what_was_written_stays(journal, monkeypatch):
     full = os.open("/dev/full", os.O_WRONLY)
     monkeypatch.setattr("batchtune.run_folder.open_to_append", lambda path: full)
-    with pytest.raises(ResultError, match="No space left on device") as caught:
+    message = r"No space left on device.*\n.*run the same command again"
+    with pytest.raises(ResultError, match=message):
         append_trial(journal, TRIALS[0])
-    assert "run the same command again" in caught.value.hint
     assert read_trials(journal) == TRIALS

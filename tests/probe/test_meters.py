@@ -26,7 +26,7 @@ def cuda(monkeypatch):
     return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
-def open_meter(device, memory, fraction, limit):
+def open_meter(device="cuda", memory=None, fraction=1.0, limit=None):
     wanted = ProbedWith(memory_bytes=memory, memory_fraction=fraction)
     return backend_for(device).open(device, wanted, limit)
 
@@ -55,10 +55,13 @@ def settled(
         (0, {"fraction": 0.9}, int(80 * GIB * 0.9)),  # of the whole device
         # Memory outside the allocator is left out.
         (30 * GIB, {"fraction": 0.9}, 50 * GIB - 700 * MIB),
+        # What is to be kept free lowers it by just that.
+        (0, {"reserve": 3 * GIB, "ddp": GIB}, 76 * GIB - 700 * MIB),
+        (0, {"memory": 10 * GIB, "fraction": 0.9, "reserve": 3 * GIB}, 6 * GIB),
         # That of a run that is continued stays.
         (0, {"limit": 10 * GIB, "reserve": 3 * GIB, "ddp": GIB}, 10 * GIB),
     ],
-    ids=["cap", "fraction", "others", "continued"],
+    ids=["cap", "fraction", "others", "kept", "kept of a cap", "continued"],
 )
 def test_the_limit_is_what_is_asked_for_and_free(cuda, others, given, limit):
     cuda.others = others
@@ -66,18 +69,8 @@ def test_the_limit_is_what_is_asked_for_and_free(cuda, others, given, limit):
     device = settled(**given).device
     assert device.limit_bytes == limit == cuda.limit()
     assert device.outside_bytes == 700 * MIB
-
-
-@pytest.mark.parametrize("memory", [None, 10 * GIB], ids=["whole device", "cap"])
-@pytest.mark.parametrize("fraction", [1.0, 0.9])
-def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(cuda, memory, fraction):
-    before = settled(memory, fraction).device.limit_bytes
-    cuda.outside = 0
-    cuda.show()
-    device = settled(memory, fraction, reserve=3 * GIB, ddp=GIB).device
-    assert before - device.limit_bytes == 4 * GIB
-    assert (device.reserve_bytes, device.ddp_bytes) == (3 * GIB, GIB)
-    assert cuda.limit() == device.limit_bytes
+    assert device.reserve_bytes == given.get("reserve", 0)
+    assert device.ddp_bytes == given.get("ddp", 0)
 
 
 def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda):
@@ -86,17 +79,15 @@ def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda):
         ProbeError,
         match=r"measured with a limit of 10 GiB, but only 4\.51 GiB of the device are free",
     ):
-        open_meter("cuda", None, 1.0, 10 * GIB)
+        open_meter(limit=10 * GIB)
 
 
 def test_no_memory_left_for_batches_is_reported_with_its_users(cuda):
-    meter = open_meter("cuda", 8 * GIB, 1.0, None)
+    meter = open_meter(memory=8 * GIB)
     cuda.reserved = cuda.allocated = 5 * GIB
-    with pytest.raises(ProbeError) as caught:
+    message = "^no memory is left for batches: the workload itself holds 5 GiB, with 4 GiB kept free and "
+    with pytest.raises(ProbeError, match=message):
         meter.settle(3 * GIB, GIB)
-    assert caught.value.message.startswith(
-        "no memory is left for batches: the workload itself holds 5 GiB, with 4 GiB kept free and "
-    )
 
 
 def test_the_device_is_described_by_the_driver(cuda):
@@ -176,7 +167,7 @@ def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch):
         "GPU-bbbbbbbb",
     ]
     assert made.outside == 0  # it is not used for that
-    meter = open_meter("cuda:1", None, 1.0, None)
+    meter = open_meter("cuda:1")
     meter.note_clock()
     assert (meter.torch_device, made.current) == (torch.device("cuda", 1), 1)
     assert meter.device.processes == [DeviceProcess(pid=4711, used_bytes=GIB)]
@@ -237,7 +228,7 @@ def test_an_allocator_that_is_off_is_refused(cuda, monkeypatch, name, value):
     with pytest.raises(
         ProbeError, match=f"{name} is set: PyTorch then allocates past its allocator"
     ):
-        open_meter("cuda", None, 1.0, None)
+        open_meter()
     assert cuda.outside == 0
 
 
@@ -256,7 +247,7 @@ def test_a_lower_limit_in_the_allocators_settings_holds(cuda, monkeypatch, name)
 
 @pytest.mark.parametrize("when", ["import", "setup"])
 def test_a_lower_limit_that_the_workload_sets_holds(cuda, when):
-    meter = open_meter("cuda", None, 0.9, None)
+    meter = open_meter(fraction=0.9)
     if when == "import":
         torch.cuda.set_per_process_memory_fraction(0.5)
     meter.limit()
@@ -273,7 +264,7 @@ def test_a_continued_limit_above_the_users_own_is_refused(cuda, monkeypatch):
         ProbeError,
         match=r"limit of 30 GiB, but per_process_memory_fraction now allows 20 GiB",
     ):
-        open_meter("cuda", None, 1.0, 30 * GIB)
+        open_meter(limit=30 * GIB)
 
 
 # The CPU's limit is one of the process: a process of its own takes it, forked from one that has imported torch.
@@ -384,7 +375,7 @@ def test_on_the_cpu_a_worker_holds_what_training_holds():
 
 def peak_mib(held):
     """By how many MiB what is held raises the peak of the CPU's meter above what was in use before."""
-    meter = open_meter("cpu", None, 1.0, None)
+    meter = open_meter("cpu")
     meter.reset()
     before = meter.in_use()
     with held:
@@ -426,7 +417,7 @@ def test_on_the_cpu_memory_that_nothing_touches_counts():
 
 
 def test_on_the_cpu_holes_of_the_heap_are_not_allocated():
-    meter = open_meter("cpu", None, 1.0, None)
+    meter = open_meter("cpu")
     blocks = [bytes(4000) for _ in range(20_000)]
     before = meter.allocated()
     del blocks[::2]

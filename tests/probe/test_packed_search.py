@@ -175,31 +175,29 @@ def test_a_single_sequence_is_a_budget():
 
 
 def test_a_workload_that_pads_is_told():
-    with pytest.raises(WorkloadError, match="its memory is that of padded") as caught:
+    message = r"its memory is that of padded.*\n.*leave out packed = True"
+    with pytest.raises(WorkloadError, match=message):
         probed(lambda shape: 1e5 * shape.batch_size * shape.length)
-    assert "leave out packed = True" in caught.value.hint
 
 
 def test_a_workload_that_ignores_the_batch_is_told(tmp_path):
     device = PackedDevice(memory=lambda shape: 1e9)
     device.seconds_of = lambda shape: 0.1
-    with pytest.raises(WorkloadError, match="do not depend on the batch") as caught:
+    message = r"do not depend on the batch.*\n.*into one row"
+    with pytest.raises(WorkloadError, match=message):
         probe_packed(device, tmp_path)
-    assert "into one row" in caught.value.hint
 
 
 def test_sequences_that_are_too_long_are_counted():
     message = r"examples exceed 1\d\d\d, the longest that fits"
-    with pytest.raises(ProbeError, match=message) as caught:
+    hint = "--max-length 1.*--truncate 1"
+    with pytest.raises(ProbeError, match=rf"{message}.*\n.*{hint}"):
         probed(lambda shape: 5e6 * shape.tokens)
-    assert "--max-length 1" in caught.value.hint
-    assert "--truncate 1" in caught.value.hint
 
 
 def test_a_longest_sequence_that_fits_alone_may_be_no_budget():
-    with pytest.raises(ProbeError, match="no token budget fits") as caught:
+    with pytest.raises(ProbeError, match=r"no token budget fits.*\n.*--min-length"):
         probed(lambda shape: 1e5 * shape.tokens + 2e8 * shape.batch_size)
-    assert "--min-length" in caught.value.hint
 
 
 PADDED = Lengths.of([3.0])  # by a workload that pads

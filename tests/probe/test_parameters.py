@@ -24,10 +24,6 @@ def through_data(model):
     model.weight.data.sub_(1.0)
 
 
-def without_backward(model):
-    model(torch.ones(1, 4)).sum()
-
-
 def without_an_optimizer_step(model):
     model(torch.ones(1, 4)).sum().backward()
 
@@ -37,7 +33,6 @@ def without_an_optimizer_step(model):
     [
         (with_an_optimizer, [True, True, True]),
         (through_data, [None, True, True]),
-        (without_backward, [None, False, False]),
         (without_an_optimizer_step, [None, False, False]),
     ],
 )

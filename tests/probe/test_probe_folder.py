@@ -41,25 +41,23 @@ def run(tmp_path):
 
 def test_killed_after_any_trial_it_goes_on_as_if_it_had_not_been(run, tmp_path):
     """With each number of whole lines, and half of the next one: no trial is run twice, and the answer is the same."""
-    whole = (run / TRIALS_FILE).read_bytes()
-    lines = whole.splitlines(keepends=True)
+    lines = (run / TRIALS_FILE).read_bytes().splitlines(keepends=True)
     expected = read_result(run / PROBE_FILE, Probe)
     assert len(lines) > 4
     for kept in range(len(lines) + 1):
-        cut = b"".join(lines[:kept])
-        if kept < len(lines):
-            cut += lines[kept][:40]
+        begun = b"".join(lines[:kept])
+        cut_short = b"".join(line[:40] for line in lines[kept : kept + 1])
         folder = tmp_path / str(kept)
         folder.mkdir()
         shutil.copy(run / RUN_FILE, folder)
-        (folder / TRIALS_FILE).write_bytes(cut)
+        (folder / TRIALS_FILE).write_bytes(begun + cut_short)
         notes = []
         probe = probed(padded(), folder, on_note=notes.append)
-        assert ("was cut short" in str(notes)) == (kept < len(lines))
+        assert ("was cut short" in str(notes)) == bool(cut_short)
         trials = read_trials(folder / TRIALS_FILE)
         shapes = [trial.shape for trial in trials]
         assert shapes == [trial.shape for trial in expected.trials]
-        assert (folder / TRIALS_FILE).read_bytes().startswith(b"".join(lines[:kept]))
+        assert (folder / TRIALS_FILE).read_bytes().startswith(begun)
         assert probe.frontier == expected.frontier
 
 
@@ -94,14 +92,14 @@ def test_a_folder_in_which_nothing_fitted_binds_to_nothing(tmp_path):
 def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path):
     notes = []
     said = []
-    with pytest.raises(ProbeError, match=r"12 of 36 examples exceed 10") as caught:
+    message = r"12 of 36 examples exceed 10.*\n.*--max-length 10\.0"
+    with pytest.raises(ProbeError, match=message):
         probed(
             padded(fitting=0.7),
             tmp_path,
             on_note=notes.append,
             on_progress=said.append,
         )
-    assert "--max-length 10.0" in caught.value.hint
     assert [note.split(",")[0] for note in notes] == [
         "Warning: the longest example (20) does not fit within 7.45 GiB"
     ]
@@ -141,22 +139,19 @@ def failing(
     ("outcome", "error"), [("crash", CRASHED), ("timeout", HUNG), ("oom", DISGUISED)]
 )
 def test_what_fails_with_any_batch_is_the_workloads_own(tmp_path, outcome, error):
-    with pytest.raises(WorkloadError) as raised:
+    message = rf"{error}.*\n.*did not run out of memory"
+    with pytest.raises(WorkloadError, match=message):
         probed(failing([1.0, 2.0], outcome, error), tmp_path)
-    assert error in raised.value.message
-    assert "did not run out of memory" in raised.value.hint
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path):
-    probe = probed(failing([1.0] * 30, "oom", DISGUISED, above=4), tmp_path)
-    assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [
-        (4, "oom")
-    ]
-
-
-def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path):
-    device = failing([1.0] * 8, "oom", CAUGHT, above=4, caught=True)
+@pytest.mark.parametrize(("error", "caught"), [(DISGUISED, False), (CAUGHT, True)])
+def test_an_oom_counts_in_disguise_and_if_it_is_caught_with_a_warning(
+    tmp_path, error, caught
+):
+    device = failing([1.0] * 30, "oom", error, above=4, caught=caught)
     probe = probed(device, tmp_path)
-    assert probe.frontier[0].batch_size == 4
-    assert warns(probe, "The workload catches out-of-memory errors itself: in ")
+    (point,) = probe.frontier
+    assert (point.batch_size, point.closed_by) == (4, "oom")
+    catches = "The workload catches out-of-memory errors itself: in "
+    assert warns(probe, catches) == caught

@@ -156,7 +156,8 @@ def test_all_ranks_take_the_decision_of_any(led):
         (
             nothing,
             saying(Vote(value=1, caught="out of memory")),
-            *("oom", "^caught by the workload"),
+            "oom",
+            "^caught by the workload",
         ),
         (nothing, closing, "crash", "closed its channel.*last words$"),
         (nothing, sending(b"step 1\n"), "crash", "said b'step 1' over its channel"),

@@ -1,12 +1,9 @@
 """The supervisor, with made answers in the place of its worker processes."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from made_devices import made_device
@@ -56,7 +53,6 @@ class MadeNursery:
         self.started += 1
 
     def ask(self, request, kinds, timeout_seconds):
-        answer: Any
         if isinstance(request, Identify):
             answer = Identified(device=self.device)
         elif isinstance(request, Prepare):
@@ -104,15 +100,21 @@ def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome):
         (ran(SHAPE, "oom", error="MemoryError"), "oom", "MemoryError", False),
         (
             replace(ran(SHAPE, "error", error="ValueError: no"), renew=True),
-            *("error", "ValueError: no", True),
+            "error",
+            "ValueError: no",
+            True,
         ),
         (
             WorkerLost("timeout", "hangs", STACK),
-            *("timeout", f"no answer within 15 s; {PLACE}", True),
+            "timeout",
+            f"no answer within 15 s; {PLACE}",
+            True,
         ),
         (
             WorkerLost("crash", "was killed by SIGKILL"),
-            *("crash", "the worker process was killed by SIGKILL", True),
+            "crash",
+            "the worker process was killed by SIGKILL",
+            True,
         ),
         (
             WorkerLost("oom", "was killed by SIGABRT", "1\n2\n3\nstd::bad_alloc\n"),
@@ -145,15 +147,21 @@ def test_a_failure_is_an_answer_and_costs_the_worker_if_it_must(
     [
         (
             Failed(stage="device", message="no GPU", hint="Take the CPU."),
-            *(ProbeError, "no GPU", "Take the CPU."),
+            ProbeError,
+            "no GPU",
+            "Take the CPU.",
         ),
         (
             Failed(stage="options", message="layers: must be 1", hint="It takes 2."),
-            *(OptionError, "layers: must be 1", "It takes 2."),
+            OptionError,
+            "layers: must be 1",
+            "It takes 2.",
         ),
         (
             Failed(stage="import", message="no such module"),
-            *(WorkloadError, "no such module", None),
+            WorkloadError,
+            "no such module",
+            None,
         ),
         (
             Failed(stage="setup", message="ValueError: no such checkpoint"),
@@ -188,7 +196,7 @@ def test_a_failure_is_an_answer_and_costs_the_worker_if_it_must(
             "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
         ),
         (
-            WorkerLost("crash", "was killed by SIGABRT", "last words\n"),
+            WorkerLost("crash", "was killed by SIGABRT", "last words"),
             WorkloadError,
             "train.py:Mine: the worker process was killed by SIGABRT while it built the workload",
             "Its last output may say why. If something outside kills it (a job's or a container's limit), it needs "
@@ -204,7 +212,7 @@ def test_a_worker_that_is_not_ready_is_one_message(reply, kind, message, hint):
     assert type(caught.value) is kind
     assert (caught.value.message, caught.value.hint) == (message, hint)
     if isinstance(reply, WorkerLost) and kind is WorkloadError:
-        assert caught.value.traceback.rstrip() == reply.output.rstrip()
+        assert caught.value.traceback == reply.output
     assert nursery.started == nursery.ended == 1
 
 
@@ -225,12 +233,9 @@ def supervisor(nursery):
 def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(nursery, supervisor):
     nursery.device = GPU
     with lock_device(GPU.id, GPU.name):
-        with pytest.raises(
-            DeviceBusy,
-            match=f"another probe \\(process {os.getpid()}\\) is using GPU",
-        ) as caught:
+        message = rf"another probe \(process {os.getpid()}\) is using GPU\n.*--wait"
+        with pytest.raises(DeviceBusy, match=message):
             supervisor.start()
-        assert "--wait" in caught.value.hint
     assert supervisor.start() == DEVICE
     supervisor.measure(SHAPE, 0, fresh=True)
     with pytest.raises(DeviceBusy):

@@ -25,7 +25,6 @@ PREPARE = Prepare(
 )
 OOM = "RuntimeError: CUDA out of memory"
 DISGUISED = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
-CAUGHT = f"caught by the workload, and other ranks waited for that step: {OOM}"
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 OWN = "ValueError: tokens and labels differ"
 
@@ -62,18 +61,18 @@ def test_the_worst_of_all_ranks_counts():
     assert reply.renew
 
 
+PASSED = ran()
+OUT = ran("oom", error=OOM)
+MISTAKEN = ran("error", error=OWN)
+LOST = ran("error", error=GLOO)
 KILLED = failed("crash", "its process was killed by SIGKILL")
 HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
 # What goes wrong on a rank → its reply, the outcome of all, and whether it counts among those out of memory.
 FAULTS = {
-    "out of memory": (ran("oom", error=OOM), "oom", True),
-    "caught": (failed("oom", CAUGHT), "oom", True),
+    "out of memory": (OUT, "oom", True),
     "killed for memory": (failed("oom", "std::bad_alloc"), "oom", True),
-    "in disguise": (ran("oom", error=DISGUISED), "oom", True),
-    "error": (ran("error", error=OWN), "error", False),
-    "sticky": (replace(ran("oom", error=OOM), renew=True), "oom", True),
+    "error": (MISTAKEN, "error", False),
     "killed": (KILLED, "crash", False),
-    "left": (failed("crash", "its process ended with exit code 3"), "crash", False),
     "hangs": (HANGS, "timeout", False),
 }
 
@@ -83,9 +82,9 @@ FAULTS = {
     "others",
     [
         {},  # none has answered: they wait for it
-        {0: ran()},
-        {0: ran("error", error=GLOO)},
-        {0: ran("error", error=GLOO), 1: ran(), 2: ran("error", error=GLOO)},
+        {0: PASSED},
+        {0: LOST},
+        {0: LOST, 1: PASSED, 2: LOST},
     ],
     ids=["waiting", "passed", "lost", "all kinds"],
 )
@@ -110,11 +109,11 @@ def test_a_fault_of_one_rank_is_the_result_of_all(others, fault):
     ("replies", "outcome", "rank", "error"),
     [
         # The other's own error was only quicker.
-        ([ran("error", error=OWN), ran("oom", error=OOM)], "oom", 1, OOM),
-        ([KILLED, ran("oom", error=OOM)], "oom", 1, OOM),
-        ([KILLED, ran("error", error=OWN)], "error", 1, OWN),
+        ([MISTAKEN, OUT], "oom", 1, OOM),
+        ([KILLED, OUT], "oom", 1, OOM),
+        ([KILLED, MISTAKEN], "error", 1, OWN),
         ([HANGS, KILLED], "crash", 1, KILLED.message),
-        ([ran("error", error=GLOO), ran("error", error=GLOO)], "crash", 0, GLOO),
+        ([LOST, LOST], "crash", 0, GLOO),
     ],
 )
 def test_of_several_faults_the_one_that_explains_others_counts(
@@ -133,10 +132,8 @@ def test_of_faults_alike_the_first_counts_and_all_that_were_out_of_memory():
 
 
 def test_where_a_ranks_error_was_raised_is_kept():
-    own = replace(
-        ran("error", error=OWN), stage="make_batch", traceback="train.py, line 3"
-    )
-    reply = merged({0: ran("error", error=GLOO), 1: own}, RUN, 2)
+    own = replace(MISTAKEN, stage="make_batch", traceback="train.py, line 3")
+    reply = merged({0: LOST, 1: own}, RUN, 2)
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
@@ -173,7 +170,9 @@ def test_the_device_is_what_every_rank_has():
     [
         (
             [failed("error", GLOO, stage="setup"), failed("error", OWN, stage="step")],
-            *("error", "step", f"rank 1: {OWN}"),
+            "error",
+            "step",
+            f"rank 1: {OWN}",
         ),
         ([failed("oom", OOM, stage="setup")], "oom", "setup", f"rank 0: {OOM}"),
         ([KILLED], "crash", "setup", f"rank 0: {KILLED.message}"),

@@ -167,19 +167,15 @@ def test_what_is_raised_is_judged_alike_wherever_it_is(fault, step, sound):
             meter.sound = sound
             fault()
 
-    class Workload(MadeWorkload):
-        def make_batch(self, shape):
-            self.act(self.meter, shape, 0)
-            return shape
-
     outcome, error, costs_worker = RAISED[fault]
-    meter = MadeMeter()
-    measured = Session(Workload(meter, act), meter).measure(SHAPE)
+    made = session(act)
+    made._workload.make_batch = lambda shape: act(made._meter, shape, 0)
+    measured = made.measure(SHAPE)
     trial = measured.trial
     assert (trial.outcome, trial.caught) == (outcome, False)
     assert trial.error.startswith(error)
     assert (trial.peak_bytes, trial.step_seconds) == (None, None)
-    assert trial.failed_peak_bytes == meter.used + 50 * MIB
+    assert trial.failed_peak_bytes == made._meter.peak()
     assert measured.stage == ("step" if step else "make_batch")
     assert "test_worker_session.py" in measured.traceback
     # In the very first step, the optimizer's state may be incomplete afterwards.
@@ -240,13 +236,10 @@ def test_a_step_of_varying_time_is_repeated_with_its_spread(monkeypatch):
     assert trial.step_seconds_spread > 0.05 * trial.step_seconds
 
 
-def test_a_caught_allocator_error_is_an_oom():
-    measured = session(raises_in_the_allocator).measure(SHAPE)
-    assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
-    assert "the allocator ran out of memory" in measured.trial.error
-
-
-def test_a_single_step_may_hold_an_error_that_a_library_caught():
+def test_an_allocator_error_that_a_library_caught_is_an_oom_but_in_a_single_step():
+    trial = session(raises_in_the_allocator).measure(SHAPE).trial
+    assert (trial.outcome, trial.caught) == ("oom", True)
+    assert "the allocator ran out of memory" in trial.error
     assert session(raises_in_the_allocator).step(SHAPE).trial.outcome == "ok"
     assert session(catching()).step(SHAPE).trial.outcome == "oom"
 

@@ -52,7 +52,6 @@ def test_settings_written_out_are_speechbrains():
         "SpeechBrain's dynamic_bucketed_batch, target_batch_numel=45 s, buffersize=1024"
     )
     assert found.settings["describe"] == said
-    assert found.settings["max_padding_ratio"] is None
 
 
 @pytest.mark.parametrize(
@@ -120,11 +119,6 @@ def test_examples_longer_than_the_limit_are_noted():
             "Known are",
         ),
         (
-            "target_batch_numel=45,max_batch_numels=60,bufersize=3",
-            "unknown field `max_batch_numels`",
-            "buffersize",
-        ),
-        (
             "max_batch_length=600,num_buckets=20",
             "num_buckets says nothing about the batches",
             "Known are",
@@ -134,15 +128,9 @@ def test_examples_longer_than_the_limit_are_noted():
             "a limit of 960,000 seems to be in samples, but the lengths are in s",
             "Add sample_rate=16000 to the settings",
         ),
-        ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel"),
         (
             "target_batch_numel=45,max_padding_ratio=20",
             "max_padding_ratio: must be a number of at most 1",
-            None,
-        ),
-        (
-            "target_batch_numel=45,buffersize=0",
-            "buffersize: must be a whole number of at least 1",
             None,
         ),
     ],
@@ -153,35 +141,19 @@ def test_what_is_wrong_is_one_message(text, message, hint):
     assert hint is None or hint in error.value.hint
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "len_key: signal",
-            "sampler_fn: !name:mine.sampler",
-            "sampler_fn is not indices_around_random_pivot",
-        ),
-        (
-            "valid_dynamic",
-            "more_dynamic",
-            "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic",
-        ),
-        ("target: 720000", "target: !PLACEHOLDER", "!PLACEHOLDER"),
-    ],
-)
-def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path, old, new, message):
-    with pytest.raises(ResultError, match=message):
-        of_file(tmp_path, RECIPE.replace(old, new))
+def test_a_recipe_with_a_sampler_of_its_own_is_refused(tmp_path):
+    named = "sampler_fn: !name:mine.sampler"
+    with pytest.raises(ResultError, match="sampler_fn is not indices_around_random"):
+        of_file(tmp_path, RECIPE.replace("len_key: signal", named))
 
 
 @pytest.mark.parametrize(
     "text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n"]
 )
 def test_a_file_without_settings_of_a_stream_is_refused(tmp_path, text):
-    with pytest.raises(ResultError) as error:
+    message = r"target_batch_numel.*\n.*--current key=value"
+    with pytest.raises(ResultError, match=message):
         of_file(tmp_path, text)
-    assert "target_batch_numel" in error.value.message
-    assert "--current key=value" in error.value.hint
 
 
 def test_speechbrains_own_sampler_may_be_named(tmp_path):

@@ -80,7 +80,7 @@ def made_up(rng, most):
     }
     keywords = {}
     for name, choices in values.items():
-        value = choices[int(rng.integers(len(choices)))]
+        value = choices[rng.integers(len(choices))]
         if value is not None and name.endswith(("numel", "len")):
             value *= mean
         # As in a recipe: some are left at SpeechBrain's defaults.

@@ -1,7 +1,5 @@
 """Batches of a stream, from lengths alone: what must hold however the buffer is used."""
 
-from __future__ import annotations
-
 import bisect
 from itertools import chain, product
 from typing import NamedTuple
@@ -52,7 +50,7 @@ def first_epoch(lengths, way):
 
 
 def fits(table, lengths, batch):
-    return int(table.batch_sizes[table.assign(lengths[batch].max(keepdims=True))[0]])
+    return table.batch_sizes[table.assign(lengths[batch].max(keepdims=True))[0]]
 
 
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
@@ -68,7 +66,7 @@ def test_sizes_and_buffer_hold_and_each_example_comes_once(
     assert (made.read - np.concatenate([[0], made.ends])[:-1] <= buffer_size).all()
     left_out = set(range(lengths.size)) - set(made.examples.tolist())
     assert len(set(made.examples.tolist())) == made.examples.size
-    assert len(left_out) < (int(table.batch_sizes.max()) if drop_last else 1)
+    assert len(left_out) < (table.batch_sizes.max() if drop_last else 1)
 
 
 @given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
