@@ -1,10 +1,8 @@
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 
-table_of = BucketTable.of
-
 
 def test_a_longer_example_extends_the_table_by_batches_of_one():
-    table = table_of([2, 4], [2, 1])
+    table = BucketTable.of([2, 4], [2, 1])
     assert table.extended_to(4.0) is table
     longer = table.extended_to(9.0)
     assert (longer.boundaries.tolist(), longer.batch_sizes.tolist()) == (

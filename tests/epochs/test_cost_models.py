@@ -66,17 +66,13 @@ def probed(cost, count, seed=0):
     """Shapes as a probe measures them: two thirds near the limit, at lengths from 20 to 1500; the others smaller."""
     random = np.random.default_rng(seed)
     near = 2 * count // 3
-    lengths = np.exp(np.linspace(np.log(20), np.log(1500), near)).round()
+    lengths = np.geomspace(20, 1500, near).round()
     targets = random.integers(1, 400, near).astype(float)
-    many = np.array(1e6)
-    slope = (
-        cost(2 * many, lengths, targets) / many - cost(many, lengths, targets) / many
-    )
+    many = 1e6
+    slope = (cost(2 * many, lengths, targets) - cost(many, lengths, targets)) / many
     sizes = np.maximum(1, (LIMIT - BASE) // slope)
-    others = np.concatenate(([0, near - 1], random.integers(0, near, count - near - 2)))
-    share = np.concatenate(
-        ([0, 0], random.choice([0.02, 0.1, 0.25, 0.5], others.size - 2))
-    )
+    others = np.append([0, near - 1], random.integers(0, near, count - near - 2))
+    share = np.append([0, 0], random.choice([0.02, 0.1, 0.25, 0.5], others.size - 2))
     smaller = np.maximum(1, np.floor(sizes[others] * share))
     return (
         np.append(sizes, smaller),

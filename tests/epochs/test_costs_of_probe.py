@@ -112,18 +112,15 @@ def test_a_row_counts_buckets_without_a_trial_as_unproven(
 @pytest.mark.parametrize(("given_ranks", "ranks"), [(None, 4), (1, 1), (2, 2)])
 def test_a_sweep_is_for_the_ranks_that_were_probed(given_ranks, ranks):
     made = made_probe()
-    of_ranks = [
-        RankDevice(
-            rank=rank,
-            host="node",
-            name="NVIDIA H200",
-            limit_bytes=1 << 37,
-            outside_bytes=None,
-            base_bytes=0,
-        )
-        for rank in range(4)
-    ]
-    device = replace(made.device, world_size=4, ranks=of_ranks)
+    rank = RankDevice(
+        rank=0,
+        host="node",
+        name="NVIDIA H200",
+        limit_bytes=1 << 37,
+        outside_bytes=None,
+        base_bytes=0,
+    )
+    device = replace(made.device, world_size=4, ranks=[rank] * 4)
     costs = costs_of(replace(made, device=device))
     sweeping = SweepSettings(num_buckets=(3,), world_size=given_ranks)
     swept = sweep(Lengths.of([2.0, 9.0, 24.0] * 40, unit="s"), 600, sweeping, costs)

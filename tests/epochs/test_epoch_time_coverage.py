@@ -115,9 +115,9 @@ NOISES = {
 }
 
 
-def drawn_trial(size, length, seconds, noise, random):
+def drawn_trial(size, length, law, noise, random):
     """As many steps as the worker would time."""
-    steps = (seconds * noise.draw(random, 100)).tolist()
+    steps = (law(size, length) * noise.draw(random, 100)).tolist()
     taken = next(steps[:count] for count in range(1, 101) if enough(steps[:count]))
     return timed_trial(
         size,
@@ -141,10 +141,7 @@ def run(make, noise, seed):
     """Estimate / expectation - 1, drawn / expectation - 1, standard error / expectation, of one epoch."""
     random = np.random.default_rng(seed)
     law = make(random, random.choice([0.02, 0.1, 0.5]))
-    trials = [
-        drawn_trial(size, length, law(size, length), noise, random)
-        for size, length in SHAPES
-    ]
+    trials = [drawn_trial(size, length, law, noise, random) for size, length in SHAPES]
     times = StepTimes.fit(trials)
     pricing = Pricing(
         lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=times
@@ -203,9 +200,10 @@ def least_of_all(named, seed):
     noise = NOISES[named]
     law = smooth(random, 1.0)
     measured = np.geomspace(1.0, 40.0, 30).round(1)
-    trials = []
-    for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True):
-        trials.append(drawn_trial(size, length, law(size, length), noise, random))
+    trials = [
+        drawn_trial(size, length, law, noise, random)
+        for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True)
+    ]
     times = StepTimes.fit(trials)
     lengths = LENGTHS.histogram.lengths
     sizes = batch_sizes_for(measured[np.searchsorted(measured, lengths)], MOST)

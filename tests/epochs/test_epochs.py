@@ -1,7 +1,5 @@
 """One epoch's batches: what is in them, how many there are, and how they are dealt to ranks."""
 
-import contextlib
-import io
 import subprocess
 import sys
 from collections import Counter
@@ -134,7 +132,6 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     ("counts", "batch_sizes", "dealing", "made"),
     [
         ([9, 14], [9, 7], RankSplit(world_size=5), [5, 4, 4, 3, 7]),
-        ([2], [10], RankSplit(world_size=5), [1] * 5),
         (
             [29],
             [4],
@@ -169,7 +166,7 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size):
 
 
 @pytest.mark.process
-def test_another_process_makes_the_same_batches():
+def test_another_process_makes_the_same_batches(capsys):
     code = (
         "import numpy as np; from batchtune import epochs as l\n"
         "from batchtune.epochs import batchers as b, table as t\n"
@@ -181,6 +178,5 @@ def test_another_process_makes_the_same_batches():
     )
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    with contextlib.redirect_stdout(io.StringIO()) as here:
-        exec(code, {})
-    assert ran.stdout == here.getvalue() != "[]\n[]\n"
+    exec(code, {})
+    assert ran.stdout == capsys.readouterr().out != "[]\n[]\n"

@@ -23,10 +23,10 @@ def step_seconds(size, length):
     return 0.01 + 1e-3 * size * length
 
 
-def training(count=2000):
+def training():
     random = np.random.default_rng(0)
     steps = []
-    for length in random.uniform(1, 30, count).round(2).tolist():
+    for length in random.uniform(1, 30, 2000).round(2).tolist():
         size = int(random.integers(1, max(2, 200 // length)))
         steps.append(step((size, length), seconds=step_seconds(size, length)))
     return steps

@@ -32,6 +32,21 @@ class Known:
         descend(self.model, self.momentum)
 
 
+class Packed(Known):
+    """The same of packed batches: a row holds exactly a·Σ L + b·Σ L² + c·n bytes."""
+
+    packed = True
+
+    def __init__(self, a=40_000.0, b=100.0, c=10_000.0):
+        super().__init__(a, b)
+        self.c = c
+
+    def make_batch(self, shape):
+        per_token = self.a * shape.tokens + self.b * shape.squared_tokens
+        size = int(per_token + self.c * shape.batch_size)
+        return torch.ones(size, dtype=torch.uint8)
+
+
 def descend(model, momentum):
     """A step of gradient descent with momentum, whose state the first step makes."""
     with torch.no_grad():

@@ -5,8 +5,6 @@ from made_trials import altered
 from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
 from batchtune.results import BatchShape
 
-MOST_TRIALS_EVER = 400
-
 
 def quadratic_peak(constant=1e9, linear=2e6, quadratic=5e3):
     return Coefficients(constant=constant, linear=linear, quadratic=quadratic).bytes_of
@@ -41,27 +39,19 @@ class SearchedDevice(MadeDevice):
         unknown = ("peak_bytes", "rest_bytes", "steady_peak_bytes", "peak_spread_bytes")
         return altered(reply, **dict.fromkeys(unknown))
 
-    def largest(self, length, cap, target_length=None):
+    def largest(self, length, cap):
         """The truth, by trying every batch size."""
         for size in range(cap, 0, -1):
-            shape = BatchShape(size, length, target_length)
-            if self.bytes_of(shape) <= self.limit_bytes:
+            if self.bytes_of(BatchShape(size, length)) <= self.limit_bytes:
                 return size
         return 0
 
 
-def search_to_the_end(
-    search,
-    device,
-    trials=None,
-    fresh=None,
-):
-    """Run what is proposed after these trials; `fresh` collects what was asked to be run in a new worker."""
+def search_to_the_end(search, device, trials=None):
+    """Run what is proposed after these trials."""
     trials = [] if trials is None else trials
     while (proposal := search.propose(trials)) is not None:
-        if fresh is not None and proposal.fresh:
-            fresh.append(proposal.shape)
         reply = device.measure(proposal.shape, len(trials), fresh=proposal.fresh)
         trials.append(reply.trial)
-        assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
+        assert len(trials) < 400, "the search does not end"
     return trials

@@ -1,7 +1,5 @@
 """GPUs for the real `pynvml`: a stub of NVML (`stub_nvml.c`) answers, fails, or lacks a call, as real ones do."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os
@@ -33,15 +31,15 @@ class MadeGpu:
     name: str = "Made GPU"
     total: int = 80 * GIB
     free: int = 79 * GIB
-    compute: list[tuple[int, int]] = field(default_factory=list)
-    graphics: list[tuple[int, int]] = field(default_factory=list)
+    compute: list = field(default_factory=list)  # of process ids and their bytes
+    graphics: list = field(default_factory=list)
     mig: bool | None = None
     ecc: bool = True
     clock: int = 1500
     reasons: int = 0
     pci: str = "0000:65:00.0"
-    instances: list[MadeGpu] = field(default_factory=list)
-    fails: dict[str, int] = field(default_factory=dict)
+    instances: list = field(default_factory=list)
+    fails: dict = field(default_factory=dict)
 
     def lines(self, kind="gpu"):
         """Its description for the stub."""
@@ -64,8 +62,8 @@ class MadeGpu:
 class MadeNvml:
     """The driver and its GPUs."""
 
-    gpus: list[MadeGpu]
-    fails: dict[str, int] = field(default_factory=dict)
+    gpus: list
+    fails: dict = field(default_factory=dict)
 
     def described(self):
         """All of it for the stub, as `STUB_NVML`."""

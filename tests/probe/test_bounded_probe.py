@@ -234,19 +234,12 @@ def test_peaks_that_scatter_do_not_make_the_search_creep():
             assert device.fits(BatchShape(point.batch_size, point.length))
 
 
-def long_tailed(count=8_000):
-    """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
-    values = (
-        np.exp(np.random.default_rng(11).normal(0.55, 1.0, count))
-        .clip(0.1, 80)
-        .round(2)
-    )
-    values[0] = 82.5
-    return Lengths.of(values)
-
-
 def test_scattered_times_cost_no_trials_on_a_long_tail():
-    lengths = long_tailed()
+    """Lengths as those of meetings: most of a few seconds, the longest 48 times the median."""
+    values = np.exp(np.random.default_rng(11).normal(0.55, 1.0, 8_000))
+    values = values.clip(0.1, 80).round(2)
+    values[0] = 82.5
+    lengths = Lengths.of(values)
     truth = LawDevice(LAWS["quadratic"], lengths)
     for device in (truth, Scattered(LAWS["quadratic"], lengths)):
         probe = probe_law(device)

@@ -1,13 +1,20 @@
 """Faults, caused for real in a worker process: each is reported as what it is, and nothing of it stays."""
 
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from worker_processes import gone, ours, processes_of, supervise, wait_for
+from worker_processes import (
+    gone,
+    ours,
+    processes_of,
+    start_python,
+    supervise,
+    wait_for,
+)
 
 from batchtune.errors import WorkloadError
 from batchtune.results import BatchShape
@@ -120,13 +127,12 @@ def test_what_the_workload_started_ends_with_its_worker(tmp_path, monkeypatch):
 
 def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path):
     code = (
-        f"import sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from worker_processes import supervise\n"
         "from batchtune.results import BatchShape\n"
         "with supervise('StartsDaemons') as supervisor:\n"
         "    supervisor.measure(BatchShape(3, 3.0), 0)\n"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    supervisor = start_python(code, tmp_path)
     wait_for(tmp_path / "hanging")
     assert len(processes_of(supervisor.pid)) == 4  # nursery, worker, and two daemons
     supervisor.kill()
@@ -141,3 +147,30 @@ def test_a_killed_nursery_takes_all_with_it_and_is_started_again():
         after = supervisor.measure(TWO, 1).trial
     assert killed.outcome == "crash"
     assert (after.outcome, after.worker) == ("ok", 2)
+
+
+# As if an import had used CUDA before the fork, after which a forked process can't.
+SPOILT = """
+import os, torch
+importer = os.getpid()
+torch._C._cuda_isInBadFork = lambda: os.getpid() != importer
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(SPOILT)
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
+    with supervise("Good", shared=False) as supervisor:
+        supervisor.start()
+        commands = [
+            Path(f"/proc/{pid}/cmdline").read_text()
+            for pid in processes_of(os.getpid())
+        ]
+        alone = "processes/__init__.py\0batchtune.probe.worker"
+        assert [alone in command for command in commands].count(True) == 1
+        assert supervisor.measure(ONE, 0).trial.outcome == "ok"

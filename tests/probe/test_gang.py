@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from worker_processes import gone, ours, processes_of, wait_for
+from made_devices import MIB
+from worker_processes import gone, ours, processes_of, start_python, wait_for
 
 from batchtune.lengths import Lengths
 from batchtune.probe.gang import environment_of_ranks
@@ -18,7 +17,6 @@ from batchtune.results import BatchShape
 
 GANG = Path(__file__).parent / "gang_workload.py"
 LENGTHS = Lengths.of([24.0, 100.0, 256.0] * 40, unit="tokens")
-MIB = 1 << 20
 SMALL, FAULT = (BatchShape(size, 100.0) for size in (2, 3))
 
 
@@ -74,9 +72,7 @@ def test_two_ranks_are_one_worker():
 @pytest.mark.timeout(900)
 def test_nothing_stays_if_all_above_is_killed(tmp_path):
     """The supervisor is stopped meanwhile, so it can't end what the nursery leaves behind."""
-    folders = [str(folder) for folder in Path(__file__).parents[:2]]
     code = (
-        f"import sys; sys.path[:0] = {folders}\n"
         "from pathlib import Path\n"
         "from test_gang import SMALL, FAULT, supervise\n"
         "with supervise(fault='hang_for_good') as supervisor:\n"
@@ -84,7 +80,7 @@ def test_nothing_stays_if_all_above_is_killed(tmp_path):
         "    Path('ready').touch()\n"
         "    supervisor.measure(FAULT, 0)\n"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    supervisor = start_python(code, tmp_path)
     wait_for(tmp_path / "ready")
     # Nursery, leader, torchrun and its two ranks.
     assert len(processes_of(supervisor.pid)) == 5

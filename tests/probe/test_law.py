@@ -25,17 +25,11 @@ def test_memory_and_time_follow_the_coefficients():
     assert trial.step_seconds == 0.5 + 40e-3
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        (BatchShape.packed([30, 10]), 1 + 2 * 40 + 3 * (900 + 100)),
-        (BatchShape(3, 5.0, 7.0), 1 + 2 * 15 + 3 * 75 + 10 * 21),
-    ],
-    ids=["packed", "with targets"],
-)
-def test_all_tokens_count_and_targets_by_their_longest(shape, expected):
+def test_all_tokens_count_and_targets_by_their_longest():
     law = Coefficients(constant=1, linear=2, quadratic=3, target=10)
-    assert law.bytes_of(shape) == expected
+    packed = BatchShape.packed([30, 10])
+    assert law.bytes_of(packed) == 1 + 2 * 40 + 3 * (900 + 100)
+    assert law.bytes_of(BatchShape(3, 5.0, 7.0)) == 1 + 2 * 15 + 3 * 75 + 10 * 21
 
 
 def test_noise_spreads_the_peaks_by_as_much_as_it_says():
@@ -57,11 +51,6 @@ def test_noise_spreads_the_peaks_by_as_much_as_it_says():
         ("law:linear", "the coefficient linear is ''", "or a size such as 2MB. Known"),
         ("law:linear=-1", "the coefficient linear is '-1'", "at least 0"),
         ("law:linear=nan", "the coefficient linear is 'nan'", "at least 0"),
-        (
-            "law:linear=__import__('os')",
-            "the coefficient linear is \"__import__('os')\"",
-            "at least 0",
-        ),
         ("law:noise=1,noise=2", "the coefficient noise is given twice", ""),
     ],
 )

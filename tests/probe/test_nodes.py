@@ -7,12 +7,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from test_gang import FAULT, GANG, LENGTHS, SMALL, settings
-from worker_processes import gone, ours, processes_of, wait_for
+from worker_processes import gone, ours, processes_of, start_python, wait_for
 
 from batchtune.errors import ProbeError, UsageError
 from batchtune.probe import nodes as nodes_module
@@ -117,10 +116,11 @@ def test_agents_start_and_end_their_ranks(cluster):
     agent.result(20.0)
     (nursery,) = MADE
     asked = [replace(launch, node_rank=1) for launch in starts]
-    assert nursery.done == ["start", asked[0], "end", "start", asked[1], "end", "close"]
-    assert starts[0].rdzv_id != starts[1].rdzv_id
-    assert starts[0].token != starts[1].token
-    assert asked[0].allocator == "native"
+    first, second = asked
+    assert nursery.done == ["start", first, "end", "start", second, "end", "close"]
+    assert first.rdzv_id != second.rdzv_id
+    assert first.token != second.token
+    assert first.allocator == "native"
 
 
 def test_agents_are_told_why_node_0_fails(cluster):
@@ -243,8 +243,6 @@ def test_ranks_of_several_machines_need_them():
 
 
 AGENT = """
-import sys
-sys.path[:0] = {folders}
 from test_nodes import greeting_of, launch_of
 from batchtune.probe.nodes import serve_node_0
 serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
@@ -255,12 +253,9 @@ serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
 @pytest.mark.timeout(900)
 def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(tmp_path):
     """A rank there is killed, and all ranks start anew on both nodes; then the agent is, in the middle of a trial."""
-    folders = [str(folder) for folder in Path(__file__).parents[:2]]
     port = free_ports()
     with Nodes(launch_of(0, 2, port), greeting_of(0)) as nodes:
-        agent = subprocess.Popen(
-            [sys.executable, "-c", AGENT.format(folders=folders, port=port)]
-        )
+        agent = start_python(AGENT.format(port=port), tmp_path)
         nodes.gather(60.0)
         here = replace(
             settings("TellsWhenItHangs", path=str(tmp_path / "hangs")),

@@ -40,12 +40,6 @@ time.sleep(1000)
 """
 
 
-def send_start(control, workers, output=2):
-    folder = os.open(".", os.O_RDONLY)
-    socket.send_fds(control, [b"start"], [workers.fileno(), output, folder])
-    os.close(folder)
-
-
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """`start("exit 3")`: a nursery whose worker is a shell in an empty folder, and our end of its control socket."""
@@ -63,7 +57,9 @@ def start(tmp_path, monkeypatch):
                 start_new_session=True,
             )
             started.append((process, control))
-            send_start(control, workers, output)
+            folder = os.open(".", os.O_RDONLY)
+            socket.send_fds(control, [b"start"], [workers.fileno(), output, folder])
+            os.close(folder)
         control.settimeout(20)
         assert control.recv(64) == b"started"
         return process, control

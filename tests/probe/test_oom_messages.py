@@ -319,39 +319,29 @@ def test_a_lack_of_memory_of_the_system_is_one_in_a_worker_too():
     assert error_verdict(OSError(passed_on)) == "oom"
 
 
-def raised(kind):
-    """A workload's own error, raised in the named relation to a lack of memory."""
-    try:
-        try:
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB."
-            )
-        except RuntimeError as error:
-            if kind == "from":
-                raise ValueError("the training step failed") from error
-            if kind == "from, twice":
-                try:
-                    raise ValueError("the layer failed") from error
-                except ValueError as second:
-                    raise ValueError("the training step failed") from second
-            if kind == "while handling":
-                raise ValueError("the training step failed")  # noqa: B904  # that it names no cause is the test
-            raise ValueError("the training step failed") from None
-    except ValueError as final:
-        return final
+LACK = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def raised(**how):
+    """A workload's own error, with what Python notes of how it was raised."""
+    error = ValueError("the training step failed")
+    for name, value in how.items():
+        setattr(error, f"__{name}__", value)
+    return error
 
 
 @pytest.mark.parametrize(
-    ("kind", "verdict"),
+    ("error", "verdict"),
     [
-        ("from", "oom"),
-        ("from, twice", "oom"),
-        ("while handling", "disguised"),
-        ("from None", None),
+        (raised(cause=LACK), "oom"),
+        (raised(cause=raised(cause=LACK)), "oom"),
+        (raised(context=LACK), "disguised"),
+        (raised(context=LACK, suppress_context=True), None),
     ],
+    ids=["from it", "from one from it", "while handling it", "from None"],
 )
-def test_what_an_error_was_raised_from_is_looked_at(kind, verdict):
-    assert error_verdict(raised(kind)) == verdict
+def test_what_an_error_was_raised_from_is_looked_at(error, verdict):
+    assert error_verdict(error) == verdict
 
 
 def test_causes_that_run_in_a_circle_end():

@@ -15,6 +15,7 @@ from packed_laws import (
     SENTENCES,
     TOKENS,
     PackedDevice,
+    a_tenth_of_a_megabyte_each,
     drawn_batches,
     probe_packed,
     trials_before_turns,
@@ -28,11 +29,6 @@ from batchtune.probe.packed_search import (
     MOST_UNEVEN_TRIALS,
 )
 from batchtune.results import PROBE_FILE, Probe, read_result
-
-
-def linear(shape):
-    return 1e5 * shape.tokens
-
 
 # Memory that does not grow evenly: a mask over the row, a floor, pages, another kernel.
 ROUGH = {
@@ -50,7 +46,7 @@ EVEN = ("mask", "floor", "concave")
 
 
 def probed(
-    memory,
+    memory=a_tenth_of_a_megabyte_each,
     *,
     noise=0.0,
     lengths=TOKENS,
@@ -146,28 +142,28 @@ def test_few_trials_fail_and_the_laws_are_fitted():
 def test_a_mask_over_the_row_is_warned_of():
     _, probe = probed(ROUGH["mask"])
     assert warns(probe, "square of all tokens")
-    _, probe = probed(linear)
+    _, probe = probed()
     assert not warns(probe, "square of all tokens")
 
 
 @pytest.mark.parametrize("changed", [{}, {"max_tokens": 9_000}])
 def test_what_the_data_can_fill_ends_the_search(changed):
     lengths = Lengths.of([2048.0] * 4 + [100.0] * 30)
-    _, probe = probed(linear, lengths=lengths, **changed)
+    _, probe = probed(lengths=lengths, **changed)
     assert probe.packed.max_tokens == changed.get("max_tokens", 4 * 2048 + 3000)
     assert probe.packed.closed_by == "data"
     assert probe.packed.oom_tokens is None
 
 
 def test_equal_sequences_are_a_budget():
-    device, probe = probed(linear, lengths=Lengths.of([1000.0] * 500))
+    device, probe = probed(lengths=Lengths.of([1000.0] * 500))
     assert_never_too_large(device, probe)
     # Where parts of the row come together, two sequences are cut.
     assert 2 <= len(probe.packed.proofs) < len(COMPOSITIONS)
 
 
 def test_a_single_sequence_is_a_budget():
-    _, probe = probed(linear, lengths=Lengths.of([1000.0]))
+    _, probe = probed(lengths=Lengths.of([1000.0]))
     assert probe.packed.max_tokens == 1000
 
 

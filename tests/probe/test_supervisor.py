@@ -58,7 +58,6 @@ class MadeNursery:
         elif isinstance(request, Prepare):
             answer = self.ready
         else:
-            assert isinstance(request, RunTrial)
             assert request.timeout_seconds == 15.0
             answer = self.answers.pop(0)
         if isinstance(answer, WorkerLost):

@@ -1,6 +1,8 @@
 """Finds the processes of this process's supervisors, wherever they are by now."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -37,6 +39,13 @@ def supervise(
     return supervisor
 
 
+def start_python(code, folder):
+    """A process that runs the code in a folder, and may import the tests' modules."""
+    tests = [str(path) for path in Path(__file__).parents[:2]]
+    code = f"import sys; sys.path[:0] = {tests}\n{code}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=folder)
+
+
 def processes_of(supervisor):
     """All processes that a supervisor's process started, and all that those started, by their environment."""
     found = set()
@@ -50,14 +59,6 @@ def processes_of(supervisor):
         if f"\0{MARK}={supervisor}-".encode() in b"\0" + environment:
             found.add(int(entry.name))
     return found
-
-
-def names_of(supervisor):
-    """What those processes run."""
-    return [
-        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        for pid in processes_of(supervisor)
-    ]
 
 
 def gone(supervisor, seconds=20.0):
