@@ -16,7 +16,6 @@ RANDOM = np.random.default_rng(4)
 PROMPTS = np.clip(np.exp(RANDOM.normal(5.5, 1.0, 6000)), 1, 4000).round()
 ANSWERS = np.clip(np.exp(RANDOM.normal(4.5, 1.0, 6000)), 1, 2000).round()
 CHAT = Lengths.of(PROMPTS, ANSWERS, unit="tokens")
-FEW = ("speechbrain", "optimal")
 
 
 def of_targets(batch_sizes, lengths, target_lengths):
@@ -50,7 +49,7 @@ def test_every_time_of_a_sweep_knows_of_the_targets():
         sweep(
             CHAT,
             20_000,
-            SweepSettings(num_buckets=(5,), strategies=FEW),
+            SweepSettings(num_buckets=(5,), strategies=("speechbrain", "optimal")),
             Costs(step_seconds=seconds),
         )
         for seconds in (of_targets, of_lengths)

@@ -6,19 +6,19 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
+import test_supervisor
 from msgspec.structs import replace
-from test_gang import FAULT, GANG, LENGTHS, SMALL, settings
-from worker_processes import gone, ours, processes_of, start_python, wait_for
+from test_gang import GANG, LENGTHS, SMALL, settings
+from worker_processes import gone, ours
 
 from batchtune.errors import ProbeError, UsageError
 from batchtune.probe import nodes as nodes_module
 from batchtune.probe.nodes import Greeting, Nodes, serve_node_0
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import Supervisor
-from batchtune.processes.worker import encode
+from batchtune.processes.worker import WorkerLost, encode
 from batchtune.results import BatchShape, Probe, read_result
 
 
@@ -51,9 +51,8 @@ def greeting_of(node_rank):
 class MadeNursery:
     """What an agent does with its worker process, in words."""
 
-    def __init__(self, *program):
+    def __init__(self):
         self.done = []
-        MADE.append(self)
 
     def start_worker(self):
         self.done.append("start")
@@ -72,9 +71,6 @@ class MadeNursery:
         self.done.append("close")
 
 
-MADE = []
-
-
 class Cluster:
     """Node 0, and agents as threads."""
 
@@ -83,6 +79,7 @@ class Cluster:
         self.port = free_ports()
         self.nodes = Nodes(launch_of(0, nnodes, self.port), greeting_of(0))
         self.threads = ThreadPoolExecutor()
+        self.nursery = MadeNursery()
 
     def agent(self, node_rank):
         launch = launch_of(node_rank, self.nnodes, self.port)
@@ -96,9 +93,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    MADE.clear()
-    monkeypatch.setattr(nodes_module, "Nursery", MadeNursery)
     made = Cluster()
+    monkeypatch.setattr(nodes_module, "Nursery", lambda *program: made.nursery)
     yield made
     made.nodes.__exit__(None, None, None)
     made.threads.shutdown()
@@ -114,10 +110,10 @@ def test_agents_start_and_end_their_ranks(cluster):
             nodes.end()
             assert nodes.last_words == ["Node 1 (host1) printed last:\nlast words"]
     agent.result(20.0)
-    (nursery,) = MADE
     asked = [replace(launch, node_rank=1) for launch in starts]
     first, second = asked
-    assert nursery.done == ["start", first, "end", "start", second, "end", "close"]
+    done = ["start", first, "end", "start", second, "end", "close"]
+    assert cluster.nursery.done == done
     assert first.rdzv_id != second.rdzv_id
     assert first.token != second.token
     assert first.allocator == "native"
@@ -132,7 +128,7 @@ def test_agents_are_told_why_node_0_fails(cluster):
     message = r"node 0 has ended: no such manifest\nName another."
     with pytest.raises(ProbeError, match=message):
         agent.result(20.0)
-    assert MADE[0].done[-2:] == ["end", "close"]
+    assert cluster.nursery.done[-2:] == ["end", "close"]
 
 
 def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster):
@@ -142,11 +138,11 @@ def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster):
     cluster.nodes._agents[1].channel.close()
     with pytest.raises(ProbeError, match=r"node 0 \(.*\) has closed the connection"):
         agent.result(20.0)
-    assert MADE[0].done[-2:] == ["end", "close"]
+    assert cluster.nursery.done[-2:] == ["end", "close"]
 
 
 def test_two_nodes_of_one_rank_are_refused(monkeypatch):
-    monkeypatch.setattr(nodes_module, "Nursery", MadeNursery)
+    monkeypatch.setattr(nodes_module, "Nursery", lambda *program: MadeNursery())
     cluster = Cluster(3)
     agents = [cluster.agent(1) for _ in range(2)]
     message = "both host1 and host1 say that they are node 1"
@@ -190,16 +186,20 @@ def test_a_node_that_never_comes_is_named(cluster):
         cluster.nodes.gather(0.0)
 
 
-def test_a_node_that_goes_is_named(cluster):
+def test_a_node_that_goes_in_a_trial_is_named_and_its_batch_not_blamed(cluster):
     channel = cluster.stranger(encode(greeting_of(1)) + b"\n")
-    nodes = cluster.nodes
-    nodes.gather(20.0)
-    nodes.start("auto")
-    channel.close()
-    nodes.end()
-    for act in (nodes.check, partial(nodes.start, "auto")):
-        with pytest.raises(ProbeError, match=r"lost node 1 \(host1\): batchtune has"):
-            act()
+    cluster.nodes.gather(20.0)
+    here = replace(test_supervisor.SETTINGS, nproc_per_node=1, nnodes=2)
+    ended = WorkerLost("crash", "has ended")
+    lost = r"lost node 1 \(host1\): batchtune has"
+    with Supervisor(here, nodes=cluster.nodes) as supervisor:
+        supervisor._nursery = test_supervisor.MadeNursery(ended)
+        supervisor.start()
+        channel.close()
+        with pytest.raises(ProbeError, match=lost):
+            supervisor.measure(SMALL, 0)
+        with pytest.raises(ProbeError, match=lost):
+            supervisor.start()
 
 
 def test_a_node_may_start_again_while_others_are_awaited(cluster):
@@ -240,49 +240,6 @@ def test_a_port_in_use_is_named(offset):
 def test_ranks_of_several_machines_need_them():
     with pytest.raises(UsageError, match="ranks on 2 machines were probed"):
         Supervisor(replace(settings(), nproc_per_node=1, nnodes=2))
-
-
-AGENT = """
-from test_nodes import greeting_of, launch_of
-from batchtune.probe.nodes import serve_node_0
-serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(tmp_path):
-    """A rank there is killed, and all ranks start anew on both nodes; then the agent is, in the middle of a trial."""
-    port = free_ports()
-    with Nodes(launch_of(0, 2, port), greeting_of(0)) as nodes:
-        agent = start_python(AGENT.format(port=port), tmp_path)
-        nodes.gather(60.0)
-        here = replace(
-            settings("TellsWhenItHangs", path=str(tmp_path / "hangs")),
-            nproc_per_node=1,
-            nnodes=2,
-        )
-        with (
-            Supervisor(here, lengths=LENGTHS, nodes=nodes) as supervisor,
-            ThreadPoolExecutor() as threads,
-        ):
-            device = supervisor.start()
-            assert (device.world_size, device.nnodes) == (2, 2)
-            killed = supervisor.measure(FAULT, 0).trial
-            assert killed.outcome == "crash"
-            host = socket.gethostname()
-            assert killed.error == f"rank 1: its process on node 1 ({host}) ended"
-            assert supervisor.measure(SMALL, 1).trial.outcome == "ok"
-            trial = threads.submit(supervisor.measure, BatchShape(4, 100.0), 2)
-            wait_for(tmp_path / "hangs")
-            # Nursery, leader, torchrun and its rank.
-            assert len(processes_of(agent.pid)) == 4
-            agent.kill()
-            with pytest.raises(ProbeError, match=r"lost node 1 \(host1\)"):
-                trial.result()
-    agent.wait()
-    assert gone(agent.pid)
-    assert not ours()
 
 
 def two_nodes(folder, command, *others):

@@ -1,9 +1,10 @@
 """The whole probe on a made device: its run folder, how it goes on in it, and what ends it with a message."""
 
+import os
 import shutil
 
 import pytest
-from made_trials import ran
+from made_trials import made_trial, ran
 from memory_laws import Law, LawDevice, probe_on, warns
 from msgspec.structs import replace
 
@@ -14,10 +15,11 @@ from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
     TRIALS_FILE,
+    BatchShape,
     Probe,
     read_result,
 )
-from batchtune.run_folder import read_trials
+from batchtune.run_folder import append_trial, read_trials
 
 LENGTHS = Lengths.of([5.0, 10.0, 20.0] * 12)
 PADDED = Law(lambda size, length, target: size * length)
@@ -155,3 +157,34 @@ def test_an_oom_counts_in_disguise_and_if_it_is_caught_with_a_warning(
     assert (point.batch_size, point.closed_by) == (4, "oom")
     catches = "The workload catches out-of-memory errors itself: in "
     assert warns(probe, catches) == caught
+
+
+# Its journal of trials
+
+
+TRIALS = [made_trial(BatchShape(1, 2.5), index=index) for index in range(3)]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    path = tmp_path / "run" / "trials.jsonl"
+    for trial in TRIALS:
+        append_trial(path, trial)
+    return path
+
+
+@pytest.mark.parametrize("line", [b'{"index": 1, "batch_size": "many"}\n', b""])
+def test_a_damaged_or_missing_line_in_the_middle_is_named(journal, line):
+    first, _, last = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + line + last)
+    with pytest.raises(ResultError, match="line 2"):
+        read_trials(journal)
+
+
+def test_a_full_disk_is_told_and_what_was_written_stays(journal, monkeypatch):
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr("batchtune.run_folder.open_to_append", lambda path: full)
+    message = r"No space left on device.*\n.*run the same command again"
+    with pytest.raises(ResultError, match=message):
+        append_trial(journal, TRIALS[0])
+    assert read_trials(journal) == TRIALS

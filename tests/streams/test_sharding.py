@@ -125,11 +125,9 @@ def test_no_more_shards_are_advised_than_help():
     readers=st.integers(1, 128),
 )
 def test_advised_shards_keep_every_worker_busy(count, mean_bytes, readers):
-    total = None if mean_bytes is None else mean_bytes * count
-    advice = advised_shards(count, total, readers)
-    shards, maxcount, maxsize = advice.shards, advice.maxcount, advice.maxsize_bytes
-    assert (shards - 1) * maxcount < count <= shards * maxcount
-    assert shards >= min(count, readers)
-    assert (maxsize is None) == (total is None)
+    advice = advised_shards(count, mean_bytes and mean_bytes * count, readers)
+    assert 0 <= advice.shards * advice.maxcount - count < advice.maxcount
+    assert advice.shards >= min(count, readers)
+    assert (advice.maxsize_bytes is None) == (mean_bytes is None)
     possible = count > (readers - 1) * -(-count // readers)
-    assert shards % readers == 0 or not possible
+    assert advice.shards % readers == 0 or not possible
