@@ -8,6 +8,7 @@ import pytest
 from benchmarks.laws import probe_law, table_of
 from made_trials import altered
 from memory_laws import (
+    BASE_BYTES,
     LAWS,
     LIMIT_BYTES,
     MADE,
@@ -149,17 +150,12 @@ class Scattered(LawDevice):
         return super().seconds(shape) * float(np.exp(self._random.normal(0.0, 0.5)))
 
     def bytes(self, shape):
-        return super().bytes(shape) - self._less()
+        return super().bytes(shape) + self.base_bytes - BASE_BYTES
 
-    def _less(self):
-        return 120_000_000 if self.worker > 1 else 0
-
-    def run(self, shape, steps):
-        reply = super().run(shape, steps)
-        rest_bytes = reply.trial.rest_bytes
-        if rest_bytes is None:
-            return reply
-        return altered(reply, rest_bytes=rest_bytes - self._less())
+    def _renew(self):
+        super()._renew()
+        if self.worker > 1:
+            self.base_bytes = BASE_BYTES - 120_000_000
 
 
 class Buffering(LawDevice):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from worker_processes import (
+    comes_true,
     gone,
     ours,
     processes_of,
     start_python,
     supervise,
-    wait_for,
 )
 
 from batchtune.errors import WorkloadError
@@ -133,7 +133,7 @@ def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path):
         "    supervisor.measure(BatchShape(3, 3.0), 0)\n"
     )
     supervisor = start_python(code, tmp_path)
-    wait_for(tmp_path / "hanging")
+    assert comes_true((tmp_path / "hanging").exists)
     assert len(processes_of(supervisor.pid)) == 4  # nursery, worker, and two daemons
     supervisor.kill()
     supervisor.wait()

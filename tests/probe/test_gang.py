@@ -8,7 +8,7 @@ import psutil
 import pytest
 from made_devices import MIB
 from msgspec.structs import replace
-from worker_processes import gone, ours, processes_of, start_python, wait_for
+from worker_processes import comes_true, gone, ours, processes_of, start_python
 
 from batchtune.errors import WorkloadError
 from batchtune.lengths import Lengths
@@ -84,7 +84,7 @@ def test_nothing_stays_if_all_above_is_killed(tmp_path):
         "    supervisor.measure(FAULT, 0)\n"
     )
     supervisor = start_python(code, tmp_path)
-    wait_for(tmp_path / "ready")
+    assert comes_true((tmp_path / "ready").exists)
     # Nursery, leader, torchrun and its two ranks.
     assert len(processes_of(supervisor.pid)) == 5
     (nursery,) = psutil.Process(supervisor.pid).children()
@@ -140,11 +140,11 @@ def peaks(probed_with):
     """In MiB, of batches of 2 and 8 examples."""
     with Supervisor(probed_with, lengths=LENGTHS) as supervisor:
         device = supervisor.start()
-        trials = [
-            supervisor.measure(BatchShape(size, 128.0), 0).trial for size in (2, 8)
+        assert device.simulated == (probed_with.nproc_per_node is None)
+        return [
+            supervisor.measure(BatchShape(size, 128.0), 0).trial.peak_bytes / MIB
+            for size in (2, 8)
         ]
-    assert device.simulated == (probed_with.nproc_per_node is None)
-    return [trial.peak_bytes / MIB for trial in trials]
 
 
 @pytest.mark.slow

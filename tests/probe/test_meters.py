@@ -61,7 +61,6 @@ def settled(
         # That of a run that is continued stays.
         (0, {"limit": 10 * GIB, "reserve": 3 * GIB, "ddp": GIB}, 10 * GIB),
     ],
-    ids=["cap", "fraction", "others", "kept", "kept of a cap", "continued"],
 )
 def test_the_limit_is_what_is_asked_for_and_free(cuda, others, given, limit):
     cuda.others = others
@@ -299,6 +298,12 @@ for case in json.loads(sys.argv[1]):
 """
 
 
+def printed_by(code, *arguments, env=None):
+    command = [sys.executable, "-c", code, *arguments]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return ran.stdout
+
+
 @pytest.mark.process
 def test_on_the_cpu_the_limit_is_lowered_and_real():
     cases = [
@@ -307,16 +312,8 @@ def test_on_the_cpu_the_limit_is_lowered_and_real():
         [GIB, None, GIB - 20 * MIB, 0],  # too little left
         [50 * MIB, None, 0, 0],  # too little for PyTorch
     ]
-    ran = subprocess.run(
-        [sys.executable, "-c", CPU, json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    fresh, continued, (message, hint), (first_message, _) = map(
-        json.loads, ran.stdout.splitlines()
-    )
+    printed = printed_by(CPU, json.dumps(cases)).splitlines()
+    fresh, continued, (message, hint), (first_message, _) = map(json.loads, printed)
     lowered = 2 * GIB - 500 * MIB
     assert fresh == [
         lowered,
@@ -362,15 +359,11 @@ print(meter.in_use() - before)
 @pytest.mark.slow
 def test_on_the_cpu_a_worker_holds_what_training_holds():
     environment = {**os.environ, **backend_for("cpu").WORKER_ENVIRONMENT}
-    held = {}
-    for place in ("worker", "training"):
-        command = [sys.executable, "-c", HELD, "300000", place]
-        held[place] = int(
-            subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=True
-            ).stdout
-        )
-    assert held["worker"] - 32 * MIB < held["training"] < held["worker"]
+    worker, training = (
+        int(printed_by(HELD, "300000", place, env=environment))
+        for place in ("worker", "training")
+    )
+    assert worker - 32 * MIB < training < worker
 
 
 def peak_mib(held):

@@ -197,16 +197,18 @@ def test_a_longest_sequence_that_fits_alone_may_be_no_budget():
 
 
 PADDED = Lengths.of([3.0])  # by a workload that pads
-BAD_INPUT = [
-    (Lengths.of([3.0, 2.5, 1.5]), {}, "2 of 3 are fractional, such as 2.5"),
-    (Lengths.of([3.0, 2.0], [1.0, 1.0]), {}, "packed sequences have one length"),
-    (TOKENS, {"max_batch_size": 8}, "--max-batch-size is for padded batches"),
-    (TOKENS, {"max_tokens": 100}, "--max-tokens 100 is less than the longest"),
-    (PADDED, {"max_tokens": 5000}, "--max-tokens is for a workload that packs"),
-]
 
 
-@pytest.mark.parametrize(("lengths", "changed", "message"), BAD_INPUT)
+@pytest.mark.parametrize(
+    ("lengths", "changed", "message"),
+    [
+        (Lengths.of([3.0, 2.5, 1.5]), {}, "2 of 3 are fractional, such as 2.5"),
+        (Lengths.of([3.0, 2.0], [1.0, 1.0]), {}, "packed sequences have one length"),
+        (TOKENS, {"max_batch_size": 8}, "--max-batch-size is for padded batches"),
+        (TOKENS, {"max_tokens": 100}, "--max-tokens 100 is less than the longest"),
+        (PADDED, {"max_tokens": 5000}, "--max-tokens is for a workload that packs"),
+    ],
+)
 def test_what_can_not_be_packed_is_an_error(lengths, changed, message, tmp_path):
     device = PackedDevice(lengths=lengths, packed=lengths is not PADDED)
     with pytest.raises(UsageError, match=message):

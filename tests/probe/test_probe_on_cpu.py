@@ -42,8 +42,10 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path):
             # Below and above the answer: memory grows with each example.
             cap = LENGTHS.histogram.count_up_to(point.length)
             sizes = range(point.batch_size, min(cap, point.batch_size + 3) + 1)
-            shapes = [BatchShape(size, point.length) for size in sizes]
-            outcomes = [supervisor.measure(shape, 0).trial.outcome for shape in shapes]
+            outcomes = [
+                supervisor.measure(BatchShape(size, point.length), 0).trial.outcome
+                for size in sizes
+            ]
             assert outcomes[0] == "ok"
             assert "ok" not in outcomes[2:]
 

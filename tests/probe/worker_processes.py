@@ -61,23 +61,19 @@ def processes_of(supervisor):
     return found
 
 
-def gone(supervisor, seconds=20.0):
-    """Whether they all end, within the time."""
+def comes_true(condition, seconds=60.0):
+    """Whether it does, within the time."""
     deadline = time.monotonic() + seconds
-    while processes_of(supervisor):
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True
 
 
-def wait_for(path, seconds=60.0):
-    """What a file holds, once it is there."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.01)
-    return path.read_text()
+def gone(supervisor):
+    """Whether they all end."""
+    return comes_true(lambda: not processes_of(supervisor))
 
 
 def ours():
