@@ -28,7 +28,7 @@ MOST = 300.0
 """max_batch_length of the table; a probe's largest batches are larger where the examples are short."""
 VALUES = (np.random.default_rng(8).gamma(4, 3, 30_000) + 0.5).round(1).clip(max=40.0)
 LENGTHS = Lengths.of(VALUES)
-BOUNDARIES = np.append(np.quantile(VALUES, np.arange(1, 8) / 8), VALUES.max())
+BOUNDARIES = np.quantile(VALUES, np.arange(1, 9) / 8)
 TABLE = BucketTable(BOUNDARIES, batch_sizes_for(BOUNDARIES, MOST))
 
 # A law of step times: (batch sizes, lengths) → seconds of a step without noise.
@@ -134,7 +134,7 @@ def one_epoch():
     """Sizes and longest lengths of the batches of one epoch."""
     cut = Batching(TABLE).batcher(VALUES).cut(ShuffleKey(seed=1), RankSplit())
     shapes = cut.shapes(VALUES, None)
-    return shapes.batch_sizes.astype(float), shapes.lengths
+    return shapes.batch_sizes, shapes.lengths
 
 
 def run(make, noise, seed):

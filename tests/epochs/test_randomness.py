@@ -17,8 +17,7 @@ from batchtune.epochs.expectation import (
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 
-RANDOM = np.random.default_rng(5)
-SPEECH = Lengths.of(RANDOM.gamma(5, 2, 600).round(1).clip(1, 30))
+SPEECH = Lengths.of(np.random.default_rng(5).gamma(5, 2, 600).round(1).clip(1, 30))
 TABLE = BucketTable(np.array([5.0, 12.0, 30.0]), np.array([20, 8, 3]))
 
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchtune.epochs.batchers import StepCutter, least_costly, most_held
@@ -47,6 +47,7 @@ def test_the_padding_is_the_least_of_all_cuts(step):
     assert (np.diff(fits) < 0).any() or most_held(fits).size <= parts
 
 
+@example([40] * 30, 30, 1, 1, True, None, False)  # most move to steps that follow
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
     size=st.integers(1, 30),

@@ -14,7 +14,6 @@ from batchtune.results import CostModel
 LINEAR = CostModel(
     floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05
 )
-WITH_TARGETS = replace(LINEAR, target_linear=2e-3)
 TRIALS = st.lists(
     st.tuples(st.integers(1, 300), st.floats(0.5, 500), st.floats(0.5, 2)),
     min_size=1,
@@ -118,7 +117,7 @@ def test_a_measured_shape_takes_its_expected_time(trials, seconds):
 
 def test_targets_count_where_the_time_depends_on_them():
     trials = [timed_trial(10, 20, 0.5, target=5), timed_trial(10, 20, 2.5, target=50)]
-    times = StepTimes.of(trials, WITH_TARGETS)
+    times = StepTimes.of(trials, replace(LINEAR, target_linear=2e-3))
     assert times(10, 20, np.array([5, 50])) == pytest.approx([0.5, 2.5])
     with pytest.raises(ValueError, match="needs them to predict"):
         times(10, 20)

@@ -13,8 +13,8 @@ from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 RANDOM = np.random.default_rng(4)
-PROMPTS = np.clip(np.exp(RANDOM.normal(5.5, 1.0, 6000)), 1, 4000).round()
-ANSWERS = np.clip(np.exp(RANDOM.normal(4.5, 1.0, 6000)), 1, 2000).round()
+PROMPTS = RANDOM.lognormal(5.5, 1.0, 6000).clip(1, 4000).round()
+ANSWERS = RANDOM.lognormal(4.5, 1.0, 6000).clip(1, 2000).round()
 CHAT = Lengths.of(PROMPTS, ANSWERS, unit="tokens")
 
 

@@ -20,10 +20,12 @@ class Known:
         self.model = torch.nn.Linear(64, 64).to(device)
         self.momentum = {}
 
+    def size(self, shape):
+        return shape.batch_size * shape.length * (self.a + self.b * shape.length)
+
     def make_batch(self, shape):
         print("{not json", file=sys.stderr, flush=True)
-        size = int(shape.batch_size * shape.length * (self.a + self.b * shape.length))
-        return torch.ones(size, dtype=torch.uint8)
+        return torch.ones(int(self.size(shape)), dtype=torch.uint8)
 
     def step(self, batch):
         os.write(1, b"step\n")
@@ -41,10 +43,9 @@ class Packed(Known):
         super().__init__(a, b)
         self.c = c
 
-    def make_batch(self, shape):
+    def size(self, shape):
         per_token = self.a * shape.tokens + self.b * shape.squared_tokens
-        size = int(per_token + self.c * shape.batch_size)
-        return torch.ones(size, dtype=torch.uint8)
+        return per_token + self.c * shape.batch_size
 
 
 def descend(model, momentum):

@@ -1,6 +1,7 @@
 """A made device for searches: its memory is a formula, exact and noise-free, and the truth is found by trying."""
 
 from made_trials import altered
+from memory_laws import largest_fitting
 
 from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
 from batchtune.results import BatchShape
@@ -40,11 +41,11 @@ class SearchedDevice(MadeDevice):
         return altered(reply, **dict.fromkeys(unknown))
 
     def largest(self, length, cap):
-        """The truth, by trying every batch size."""
-        for size in range(cap, 0, -1):
-            if self.bytes_of(BatchShape(size, length)) <= self.limit_bytes:
-                return size
-        return 0
+        """The truth, where memory grows with the batch size."""
+        return largest_fitting(
+            lambda size: self.bytes_of(BatchShape(size, length)) <= self.limit_bytes,
+            cap,
+        )
 
 
 def search_to_the_end(search, device, trials=None):

@@ -44,13 +44,11 @@ class MadeGpu:
     def lines(self, kind="gpu"):
         """Its description for the stub."""
         yield kind
-        yield f"uuid {self.uuid}"
-        yield f"name {self.name}"
+        for fact in ("uuid", "name", "total", "free", "clock", "reasons"):
+            yield f"{fact} {getattr(self, fact)}"
         if kind == "gpu":
             yield f"pci {self.pci}"
-        yield f"total {self.total}\nfree {self.free}"
         yield f"mode {-1 if self.mig is None else int(self.mig)}\necc {int(self.ecc)}"
-        yield f"clock {self.clock}\nreasons {self.reasons}"
         yield from (f"compute {pid} {used}" for pid, used in self.compute)
         yield from (f"graphics {pid} {used}" for pid, used in self.graphics)
         yield from (f"fail {call} {code}" for call, code in self.fails.items())

@@ -84,10 +84,9 @@ def test_another_backend_is_recorded_by_its_name(cuda, monkeypatch):
     ids=["driver", "torch"],
 )
 def test_without_expandable_segments_auto_is_native_and_says_why(
-    cuda, monkeypatch, made, reason
+    monkeypatch, made, reason
 ):
-    for name, value in made.items():
-        setattr(cuda, name, value)
+    MadeCuda(MadeGpu(), **made).install(monkeypatch)
     problem = f"expandable segments don't work: {reason}"
     meter = opened(monkeypatch, "auto", "max_split_size_mb:64")
     assert meter.device.allocator == "native"
@@ -105,14 +104,17 @@ def test_expandable_segments_that_do_not_work_are_an_error(cuda, monkeypatch):
         opened(monkeypatch, "expandable")
 
 
-def test_what_a_driver_refuses_for_other_reasons_stays_an_error(cuda, monkeypatch):
+@pytest.mark.parametrize("allocator", ["auto", "native"])
+def test_what_a_driver_refuses_for_other_reasons_stays_an_error(
+    cuda, monkeypatch, allocator
+):
     def refuse(device):
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nmore")
 
     monkeypatch.setattr("batchtune.probe.devices.cuda._create_context", refuse)
     message = "Made GPU can't be used: CUDA error: all CUDA-capable devices are busy"
     with pytest.raises(ProbeError, match=f"^{message}\n`batchtune"):
-        opened(monkeypatch, "auto")
+        opened(monkeypatch, allocator)
 
 
 def test_a_workload_that_changes_the_allocator_is_noticed(cuda, monkeypatch):

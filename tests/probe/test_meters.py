@@ -154,12 +154,9 @@ def test_cuda_without_a_gpu_is_told(monkeypatch):
 
 
 def test_a_gpu_by_its_number_is_the_current_one_of_the_workload(monkeypatch):
-    first, second = (
-        MadeGpu(),
-        MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980),
-    )
+    second = MadeGpu(uuid="GPU-bbbbbbbb", pci="0000:66:00.0", clock=1980)
     made = MadeCuda(second, others=GIB, uuids=("aaaaaaaa", "bbbbbbbb")).install(
-        monkeypatch, [first, second]
+        monkeypatch, [MadeGpu(), second]
     )
     assert [identify(f"cuda:{number}").id for number in (0, 1)] == [
         "GPU-aaaaaaaa",
@@ -390,8 +387,8 @@ def new_memory(mib, *, touched):
     """New pages: what an earlier test freed may still be the process's own."""
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     with mmap.mmap(-1, mib * MIB, flags=anonymous) as pages:
-        for offset in range(0, mib * MIB * touched, 4096):
-            pages[offset] = 1
+        if touched:
+            pages[::4096] = bytes(mib * MIB // 4096)
     yield
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import test_supervisor
+from cli.conftest import write_lengths
 from msgspec.structs import replace
 from test_gang import GANG, LENGTHS, SMALL, settings
 from worker_processes import gone, ours
@@ -34,7 +35,7 @@ def free_ports():
         return first
 
 
-def launch_of(node_rank, nnodes=2, port=0):
+def launch_of(node_rank, nnodes, port):
     return Launch(
         nproc_per_node=1,
         nnodes=nnodes,
@@ -186,7 +187,7 @@ def test_a_node_that_never_comes_is_named(cluster):
         cluster.nodes.gather(0.0)
 
 
-def test_a_node_that_goes_in_a_trial_is_named_and_its_batch_not_blamed(cluster):
+def test_a_node_that_goes_in_a_trial_is_named(cluster):
     channel = cluster.stranger(encode(greeting_of(1)) + b"\n")
     cluster.nodes.gather(20.0)
     here = replace(test_supervisor.SETTINGS, nproc_per_node=1, nnodes=2)
@@ -211,20 +212,12 @@ def test_a_node_may_start_again_while_others_are_awaited(cluster):
     agent.result(20.0)
 
 
-def test_what_is_not_node_0_is_told():
-    port = free_ports()
-    with (
-        socket.create_server(("127.0.0.1", port + 1)) as listener,
-        ThreadPoolExecutor() as threads,
-    ):
-        agent = threads.submit(
-            serve_node_0, launch_of(1, 2, port), greeting_of(1), 20.0
-        )
-        channel, _ = listener.accept()
-        with channel:
-            channel.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-            with pytest.raises(ProbeError, match="is not batchtune"):
-                agent.result(20.0)
+def test_what_is_not_node_0_is_told(cluster):
+    agent = cluster.agent(1)
+    cluster.nodes.gather(20.0)
+    cluster.nodes._agents[1].channel.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(ProbeError, match="is not batchtune"):
+        agent.result(20.0)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
@@ -269,10 +262,9 @@ def two_nodes(folder, command, *others):
     return ended
 
 
-def write_lengths(folder):
+def write_manifest(folder):
     folder.mkdir()
-    rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(2000)]
-    (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
+    write_lengths(folder / "lengths.csv", [24, 100, 176, 252] * 500, "tokens")
 
 
 def probing(command, *further):
@@ -298,7 +290,7 @@ def probing(command, *further):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
-    write_lengths(tmp_path / "node0")
+    write_manifest(tmp_path / "node0")
     tune = probing("tune", "--nproc-per-node", "1", "--num-buckets", "2")
     tune += ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
     (_, said, code), (printed_by_1, _, code_of_1) = two_nodes(tmp_path, tune)
@@ -310,7 +302,6 @@ def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
     assert (run / "verify.json").exists()
     of_nodes = read_result(run / "probe.json", Probe)
     assert (of_nodes.device.nnodes, of_nodes.device.world_size) == (2, 2)
-    assert all(trial.rank in (0, 1) for trial in of_nodes.trials)
     assert [rank.rank for rank in of_nodes.device.ranks] == [0, 1]
     with Supervisor(settings("ByLength"), lengths=LENGTHS) as supervisor:
         outcomes = [
@@ -324,7 +315,7 @@ def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
 
 @pytest.mark.process
 def test_nodes_with_other_options_are_refused(tmp_path):
-    write_lengths(tmp_path / "node0")
+    write_manifest(tmp_path / "node0")
     command = probing("tune", "--nproc-per-node", "1")
     ended = two_nodes(tmp_path, command, "--memory", "300MiB")
     for _, said, code in ended:

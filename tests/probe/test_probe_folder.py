@@ -110,8 +110,6 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path):
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-CRASHED = "the worker process was killed by SIGSEGV"
-HUNG = "no answer within 1 s"
 # As cuBLAS does, both for a lack of memory and for a bug.
 DISGUISED = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
 CAUGHT = "caught by the workload, whose step still returned: RuntimeError"
@@ -138,7 +136,12 @@ def failing(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "error"), [("crash", CRASHED), ("timeout", HUNG), ("oom", DISGUISED)]
+    ("outcome", "error"),
+    [
+        ("crash", "the worker process was killed by SIGSEGV"),
+        ("timeout", "no answer within 1 s"),
+        ("oom", DISGUISED),
+    ],
 )
 def test_what_fails_with_any_batch_is_the_workloads_own(tmp_path, outcome, error):
     message = rf"{error}.*\n.*did not run out of memory"
@@ -148,9 +151,7 @@ def test_what_fails_with_any_batch_is_the_workloads_own(tmp_path, outcome, error
 
 
 @pytest.mark.parametrize(("error", "caught"), [(DISGUISED, False), (CAUGHT, True)])
-def test_an_oom_counts_in_disguise_and_if_it_is_caught_with_a_warning(
-    tmp_path, error, caught
-):
+def test_an_oom_counts_in_disguise_and_if_it_is_caught(tmp_path, error, caught):
     device = failing([1.0] * 30, "oom", error, above=4, caught=caught)
     probe = probed(device, tmp_path)
     (point,) = probe.frontier
@@ -167,7 +168,7 @@ TRIALS = [made_trial(BatchShape(1, 2.5), index=index) for index in range(3)]
 
 @pytest.fixture
 def journal(tmp_path):
-    path = tmp_path / "run" / "trials.jsonl"
+    path = tmp_path / TRIALS_FILE
     for trial in TRIALS:
         append_trial(path, trial)
     return path

@@ -6,19 +6,20 @@ import pytest
 from made_devices import MIB
 from memory_laws import warns
 from msgspec.structs import replace
+from worker_processes import FAULTY
 
 from batchtune.lengths import Lengths
 from batchtune.probe.flow import run_probe
 from batchtune.probe.packed_search import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import PROBE_FILE, BatchShape, Probe, read_result
+from batchtune.results import BatchShape
 
-PROBE_TESTS = Path(__file__).parent
+KNOWN = Path(__file__).parent / "known_workload.py"
 # One example of the longest takes 52 MiB (20 · 1 + 20² · 0.08), of the others 18 and 7.
 LENGTHS = Lengths.of([5.0, 10.0, 20.0] * 12)
 SETTINGS = ProbeSettings(
-    workload=f"{PROBE_TESTS / 'known_workload.py'}:Known",
+    workload=f"{KNOWN}:Known",
     options={"a": 1.0 * MIB, "b": 0.08 * MIB},
     device="cpu",
     memory_bytes=400 * MIB,
@@ -50,12 +51,10 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path):
             assert "ok" not in outcomes[2:]
 
 
-def test_the_budget_of_packed_batches_is_what_a_brute_force_finds(tmp_path):
+def test_the_packed_budget_is_what_a_brute_force_finds(tmp_path):
     lengths = Lengths.of([5.0, 20.0, 60.0, 100.0, 400.0] * 80, unit="tokens")
-    packs = f"{PROBE_TESTS / 'known_workload.py'}:Packed"
-    settings = replace(SETTINGS, workload=packs, options={})
+    settings = replace(SETTINGS, workload=f"{KNOWN}:Packed", options={})
     probe = run_probe(lengths, settings, tmp_path)
-    assert read_result(tmp_path / PROBE_FILE, Probe) == probe
     packed = probe.packed
     assert len(probe.trials) <= 18
     compositions = Compositions(lengths, 0)
@@ -74,7 +73,6 @@ def test_the_budget_of_packed_batches_is_what_a_brute_force_finds(tmp_path):
 
 
 def test_a_step_that_changes_no_parameter_is_warned_of(tmp_path):
-    faulty = f"{PROBE_TESTS / 'faulty_workload.py'}:TrainsNothing"
-    settings = replace(SETTINGS, workload=faulty, options={})
+    settings = replace(SETTINGS, workload=f"{FAULTY}:TrainsNothing", options={})
     probe = run_probe(Lengths.of([1.0] * 4), settings, tmp_path)
     assert warns(probe, UNTRAINED)

@@ -187,8 +187,6 @@ def test_a_rank_of_another_node_just_ends(led):
 STEP = '"/me/train.py", line 12 in step'
 WAITS = stack('"/lib/site-packages/torch/x.py", line 28 in wait', STEP)
 WORKS = stack('"/lib/train.py", line 28 in wait', STEP)
-OURS = f'"{batchtune.__path__[0]}/probe/x.py", line 9 in read'
-HAS_LEFT = stack('"/lib/socket.py", line 706 in readinto', OURS)
 
 
 @pytest.mark.parametrize(("first", "hanging"), [(WAITS, [1]), (WORKS, [0, 1])])
@@ -200,7 +198,9 @@ def test_ranks_that_hang_say_where(led, first, hanging):
 
 
 def test_a_rank_that_left_its_step_does_not_hang(led):
-    replies = led.gather(printing(WAITS), printing(HAS_LEFT), seconds=0.5)
+    ours = f'"{batchtune.__path__[0]}/probe/x.py", line 9 in read'
+    has_left = stack('"/lib/socket.py", line 706 in readinto', ours)
+    replies = led.gather(printing(WAITS), printing(has_left), seconds=0.5)
     assert causes(replies) == {1: "timeout"}
     assert replies[1].message.endswith(
         "it has left its step, and other ranks have not: rank 0 waits at train.py, line 12, in step"

@@ -42,12 +42,13 @@ CPU = DeviceIdentity("cpu", "the CPU", shared=True)
 class MadeNursery:
     """Gives the answers in turn, after one for each start; raises those that are exceptions."""
 
+    device = CPU
+    ready = Ready(device=DEVICE)
+    started = 0
+    ended = 0
+
     def __init__(self, *answers):
-        self.answers = list(answers)
-        self.device = CPU
-        self.ready = Ready(device=DEVICE)
-        self.started = 0
-        self.ended = 0
+        self.answers = [*answers]
 
     def start_worker(self):
         self.started += 1
@@ -109,6 +110,7 @@ def test_what_ends_a_script_without_a_word_is_watched_for_an_oom(outcome):
             f"no answer within 15 s; {PLACE}",
             True,
         ),
+        (WorkerLost("timeout", "hangs"), "timeout", "no answer within 15 s", True),
         (
             WorkerLost("crash", "was killed by SIGKILL"),
             "crash",
@@ -219,18 +221,13 @@ def test_a_worker_that_is_not_ready_is_one_message(reply, kind, message, hint):
 
 
 @pytest.fixture
-def nursery():
-    return MadeNursery(ran(SHAPE))
-
-
-@pytest.fixture
-def supervisor(nursery):
-    with supervised(nursery) as made:
+def supervisor():
+    with supervised(MadeNursery(ran(SHAPE))) as made:
         yield made
 
 
-def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(nursery, supervisor):
-    nursery.device = GPU
+def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(supervisor):
+    supervisor._nursery.device = GPU
     with lock_device(GPU.id, GPU.name):
         message = rf"another probe \(process {os.getpid()}\) is using GPU\n.*--wait"
         with pytest.raises(DeviceBusy, match=message):
@@ -243,7 +240,7 @@ def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(nursery, supervisor)
     lock_device(GPU.id, GPU.name).close()
 
 
-def test_a_gpu_in_use_can_be_waited_for(nursery, supervisor):
+def test_a_gpu_in_use_can_be_waited_for(supervisor):
     notes = []
     lock = lock_device(GPU.id, GPU.name)
 
@@ -251,7 +248,7 @@ def test_a_gpu_in_use_can_be_waited_for(nursery, supervisor):
         notes.append(text)
         lock.close()
 
-    nursery.device = GPU
+    supervisor._nursery.device = GPU
     supervisor._settings = replace(SETTINGS, wait_seconds=math.inf)
     supervisor._note = on_note
     assert supervisor.start() == DEVICE
@@ -290,18 +287,17 @@ def worker():
     made._connection.channel.close()
 
 
-RAN = encode(ran(SHAPE)) + b"\n"
-IDENTIFIED = encode(Identified(device=CPU)) + b"\n"
 RUN = RunTrial(shape=SHAPE)
 
 
 @pytest.mark.parametrize(
     ("unasked", "words"),
     [
-        (b"", IDENTIFIED),  # a reply to another question
-        (RAN, b""),  # one more than was asked for
+        # It forges a reply to another question.
+        (b"", encode(Identified(device=CPU)) + b"\n"),
+        # It gives one more than was asked for.
+        (encode(ran(SHAPE)) + b"\n", b""),
     ],
-    ids=["forges", "repeats"],
 )
 def test_what_a_workload_writes_to_the_channel_is_a_crash(worker, unasked, words):
     def answer():

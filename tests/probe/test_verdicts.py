@@ -14,14 +14,13 @@ from batchtune.processes.worker import Failed
 from batchtune.results import BatchShape, ProbedWith, RankDevice
 
 SHAPE = BatchShape(4, 3.0)
-RUN = RunTrial(shape=SHAPE, timeout_seconds=15.0)
+RUN = RunTrial(shape=SHAPE)
 PREPARE = Prepare(
     workload="w",
     options={},
-    settings=ProbedWith(nproc_per_node=2),
+    settings=ProbedWith(),
     limit_bytes=None,
     examples=0,
-    timeout_seconds=60.0,
 )
 OOM = "RuntimeError: CUDA out of memory"
 DISGUISED = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
@@ -122,7 +121,7 @@ def test_of_several_faults_the_one_that_explains_others_counts(
     assert reply.trial.error == f"rank {rank}: {error}"
 
 
-def test_of_faults_alike_the_first_counts_and_all_that_were_out_of_memory():
+def test_of_faults_alike_the_first_counts_and_all_ooms():
     reply = merged(dict.fromkeys([1, 0, 2], ran("oom", error=DISGUISED)), RUN, 3)
     assert (reply.trial.rank, reply.trial.oom_ranks) == (1, [0, 1, 2])
     # It is still in disguise, with the rank's name.
@@ -144,8 +143,7 @@ def device(rank, limit_bytes, **facts):
         outside_bytes=facts["outside_bytes"],
         base_bytes=rank,
     )
-    given = {"limit_bytes": limit_bytes, "ranks": [own], "world_size": 2, **facts}
-    return made_device(**given)
+    return made_device(limit_bytes=limit_bytes, ranks=[own], world_size=2, **facts)
 
 
 def test_the_device_is_what_every_rank_has():

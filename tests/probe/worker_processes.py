@@ -22,12 +22,12 @@ def supervise(
     memory_bytes=1 << 30,
     **options,
 ):
-    """A supervisor of one of the faulty workloads, or of any other by its whole name.
+    """A supervisor of one of the faulty workloads.
 
     If its workers need other variables of the environment, they can't be `shared` with other tests.
     """
     settings = ProbeSettings(
-        workload=name if ":" in name else f"{FAULTY}:{name}",
+        workload=f"{FAULTY}:{name}",
         options=options,
         device="cpu",
         memory_bytes=memory_bytes,
@@ -49,11 +49,9 @@ def start_python(code, folder):
 def processes_of(supervisor):
     """All processes that a supervisor's process started, and all that those started, by their environment."""
     found = set()
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (
-                (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            )
+            environment = (entry / "environ").read_bytes()
         except OSError:  # it has ended
             continue
         if f"\0{MARK}={supervisor}-".encode() in b"\0" + environment:

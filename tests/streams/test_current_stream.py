@@ -52,6 +52,7 @@ def test_settings_written_out_are_speechbrains():
         "SpeechBrain's dynamic_bucketed_batch, target_batch_numel=45 s, buffersize=1024"
     )
     assert found.settings["describe"] == said
+    assert found.settings["max_padding_ratio"] is None
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def test_each_worker_reads_as_in_webdataset(urls, sharding, monkeypatch):
 )
 def test_shuffling_is_webdatasets(count, buffer_size, seed):
     filters = pytest.importorskip("webdataset.filters")
-    theirs, ours = random.Random(seed), random.Random(seed)
+    theirs = random.Random(seed)
+    ours = random.Random(seed)
     real = iter(range(count))
     if buffer_size > 0:  # `.shuffle` leaves the stage out otherwise
         real = filters.shuffle(buffer_size, rng=theirs)(real)

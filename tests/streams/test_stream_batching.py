@@ -61,7 +61,7 @@ def fits(table, lengths, batch):
     shuffle=st.booleans(),
     drop_last=st.booleans(),
 )
-def test_sizes_padding_and_buffer_hold_and_each_example_comes_once(
+def test_sizes_padding_and_buffer_hold_for_each_example(
     algorithm, lengths, table, ratio, buffer_size, shuffle, drop_last
 ):
     way = batching(
