@@ -1,20 +1,14 @@
 from batchtune.epochs.table import BucketTable, batch_sizes_for
 
-table_of = BucketTable.of
-
 
 def test_a_longer_example_extends_the_table_by_batches_of_one():
-    table = table_of([2, 4], [2, 1])
+    table = BucketTable.of([2, 4], [2, 1])
     assert table.extended_to(4.0) is table
     longer = table.extended_to(9.0)
     assert (longer.boundaries.tolist(), longer.batch_sizes.tolist()) == (
         [2, 4, 9],
         [2, 1, 1],
     )
-
-
-def test_a_batch_size_is_what_fits_whole_and_at_least_one():
-    assert batch_sizes_for([1, 3, 9.9, 10, 11], 10).tolist() == [10, 3, 1, 1, 1]
 
 
 def test_a_quotient_beyond_all_integers_still_gives_a_batch_size():

@@ -1,10 +1,10 @@
 """What a sweep takes from a probe."""
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from packed_records import packed_probe
 from report_records import forced_probe, made_probe
 
@@ -14,29 +14,11 @@ from batchtune.lengths import Lengths
 from batchtune.results import RankDevice, SweepSettings
 
 
-def test_a_shape_with_steady_times_takes_as_long_as_it_took():
-    made = made_probe()
-    steady = [
-        msgspec.structs.replace(trial, steps=5, step_seconds_spread=0.0)
-        for trial in made.trials
-    ]
-    probe = msgspec.structs.replace(made, trials=steady)
-    step_seconds = costs_of(probe).step_seconds
-    passed = [trial for trial in probe.trials if trial.outcome == "ok"]
-    assert passed
-    for trial in passed:
-        assert float(step_seconds(trial.batch_size, trial.length)) == pytest.approx(
-            trial.step_seconds
-        )
-
-
 def test_batches_unlike_a_scripts_own_prove_no_size():
     costs = costs_of(forced_probe())
     assert not costs.proven(np.array([1.0, 20.0])).any()
     assert costs.proven_by(1.0, 1) is None
-    packed = msgspec.structs.replace(
-        packed_probe([100, 200, 300], 900), device=forced_probe().device
-    )
+    packed = replace(packed_probe([100, 200, 300], 900), device=forced_probe().device)
     of_packed = costs_of(packed).packed
     assert not len(of_packed.proofs)
     assert of_packed.why_unproven is not None
@@ -47,25 +29,25 @@ def test_a_model_that_is_absent_or_far_off_gives_no_times(error):
     probe = made_probe()
     model = None
     if error is not None:
-        model = msgspec.structs.replace(probe.models.step_seconds, relative_error=error)
-    models = msgspec.structs.replace(probe.models, step_seconds=model)
-    assert costs_of(msgspec.structs.replace(probe, models=models)).step_seconds is None
+        model = replace(probe.models.step_seconds, relative_error=error)
+    models = replace(probe.models, step_seconds=model)
+    assert costs_of(replace(probe, models=models)).step_seconds is None
 
 
-def probe_with(sizes, *, proven=True):
+def probe_with(sizes):
     """Point i is proven by trial 100 + i."""
     made = made_probe()
     points = [
-        msgspec.structs.replace(
+        replace(
             made.frontier[0],
             length=length,
             batch_size=size,
             oom_batch_size=None,
-            trial=100 + i if proven else None,
+            trial=100 + i,
         )
         for i, (length, size) in enumerate(sizes.items())
     ]
-    return msgspec.structs.replace(made, frontier=points)
+    return replace(made, frontier=points)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +60,9 @@ def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest, size, 
 
 
 def test_an_interrupted_probe_proves_nothing():
-    proven_by = costs_of(probe_with({1.0: 90, 2.0: 60}, proven=False)).proven_by
-    assert proven_by(1.0, 1) is None
+    probe = probe_with({1.0: 90})
+    unproven = replace(probe, frontier=[replace(probe.frontier[0], trial=None)])
+    assert costs_of(unproven).proven_by(1.0, 1) is None
 
 
 def test_a_sweep_without_a_proven_row_warns():
@@ -105,12 +88,9 @@ def test_a_sweep_without_a_proven_row_warns():
 def test_a_row_counts_buckets_without_a_trial_as_unproven(
     measured, values, num_buckets
 ):
-    probe = probe_with(
-        {float(length): size for length, size in sorted(dict(measured).items())}
-    )
-    lengths = Lengths.of([float(value) for value in values])
+    probe = probe_with(dict(sorted(measured)))
     found = sweep(
-        lengths,
+        Lengths.of(values),
         60.0,
         SweepSettings(num_buckets=(num_buckets,), strategies=("optimal",)),
         costs_of(probe),
@@ -123,28 +103,25 @@ def test_a_row_counts_buckets_without_a_trial_as_unproven(
     for use in found.buckets:
         if use.proven_by is not None:
             point = probe.frontier[use.proven_by - 100]
-            own = [value for value in values if value <= use.boundary]
-            assert point.length >= max(own) and point.batch_size >= min(
-                use.batch_size, use.examples
+            assert point.length >= max(
+                value for value in values if value <= use.boundary
             )
+            assert point.batch_size >= min(use.batch_size, use.examples)
 
 
 @pytest.mark.parametrize(("given_ranks", "ranks"), [(None, 4), (1, 1), (2, 2)])
 def test_a_sweep_is_for_the_ranks_that_were_probed(given_ranks, ranks):
     made = made_probe()
-    of_ranks = [
-        RankDevice(
-            rank=rank,
-            host="node",
-            name="NVIDIA H200",
-            limit_bytes=1 << 37,
-            outside_bytes=None,
-            base_bytes=0,
-        )
-        for rank in range(4)
-    ]
-    device = msgspec.structs.replace(made.device, world_size=4, ranks=of_ranks)
-    costs = costs_of(msgspec.structs.replace(made, device=device))
+    rank = RankDevice(
+        rank=0,
+        host="node",
+        name="NVIDIA H200",
+        limit_bytes=1 << 37,
+        outside_bytes=None,
+        base_bytes=0,
+    )
+    device = replace(made.device, world_size=4, ranks=[rank] * 4)
+    costs = costs_of(replace(made, device=device))
     sweeping = SweepSettings(num_buckets=(3,), world_size=given_ranks)
     swept = sweep(Lengths.of([2.0, 9.0, 24.0] * 40, unit="s"), 600, sweeping, costs)
     assert swept.world_size == ranks

@@ -1,10 +1,17 @@
-"""The errors of an epoch's time, and which times can't be told apart."""
+"""The batches that an epoch can be expected to have, the errors of its time, and which times can't be told apart."""
 
 import numpy as np
 import pytest
 
 from batchtune.epochs import EpochShapes
-from batchtune.epochs.expectation import EpochTime, equal_to_best, time_errors
+from batchtune.epochs.expectation import (
+    EpochTime,
+    equal_to_best,
+    expected_batches,
+    time_errors,
+)
+from batchtune.epochs.table import BucketTable
+from batchtune.lengths import Lengths
 
 
 def cost_of(seconds, errors):
@@ -38,3 +45,15 @@ def test_two_standard_errors_are_still_equal():
         for seconds, error in ((8.0, 2.0), (9.0, 2.5), (9.5, 2.5))
     ]
     assert equal_to_best(times) == [True, True, False]
+
+
+def test_a_million_examples_lose_no_precision_that_matters():
+    values = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(float)
+    batches = expected_batches(
+        Lengths.of(values).histogram, BucketTable.of([1000], [37])
+    )
+    assert batches.numbers.sum() == pytest.approx(-(-1_000_000 // 37), rel=1e-12)
+    # The mean of the longest of 37 out of 1..999, drawn with as good as no depletion.
+    levels = np.arange(1, 1000)
+    mean = np.sum(1 - ((levels - 1) / 999) ** 37)
+    assert batches.padded_length / 1_000_000 == pytest.approx(mean, rel=1e-3)

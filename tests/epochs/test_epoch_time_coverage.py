@@ -4,10 +4,7 @@ Runs are simulated: the trials of a probe are drawn from a law of step times, ti
 and the estimate made of them is held against the law itself.
 """
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
@@ -23,7 +20,7 @@ from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.measured_costs import StepTimes
 from batchtune.epochs.pricing import Pricing
 from batchtune.epochs.table import BucketTable, batch_sizes_for
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.probe.attempt import enough, interquartile_range
 
 RUNS = 40
@@ -31,11 +28,10 @@ MOST = 300.0
 """max_batch_length of the table; a probe's largest batches are larger where the examples are short."""
 VALUES = (np.random.default_rng(8).gamma(4, 3, 30_000) + 0.5).round(1).clip(max=40.0)
 LENGTHS = Lengths.of(VALUES)
-BOUNDARIES = np.append(np.quantile(VALUES, np.arange(1, 8) / 8), VALUES.max())
+BOUNDARIES = np.quantile(VALUES, np.arange(1, 9) / 8)
 TABLE = BucketTable(BOUNDARIES, batch_sizes_for(BOUNDARIES, MOST))
 
-Law = Callable[[FloatArray, FloatArray], FloatArray]
-"""(batch sizes, lengths) → seconds of a step without noise."""
+# A law of step times: (batch sizes, lengths) → seconds of a step without noise.
 
 
 def probed_shapes():
@@ -102,7 +98,7 @@ class Noise:
 
     @property
     def mean(self):
-        return float(np.exp(self.sigma**2 / 2) * (1 + 2 * self.slow_share))
+        return np.exp(self.sigma**2 / 2) * (1 + 2 * self.slow_share)
 
     def draw(self, random, count):
         return random.lognormal(0.0, self.sigma, count) * np.where(
@@ -119,9 +115,9 @@ NOISES = {
 }
 
 
-def drawn_trial(size, length, seconds, noise, random):
+def drawn_trial(size, length, law, noise, random):
     """As many steps as the worker would time."""
-    steps = (seconds * noise.draw(random, 100)).tolist()
+    steps = (law(size, length) * noise.draw(random, 100)).tolist()
     taken = next(steps[:count] for count in range(1, 101) if enough(steps[:count]))
     return timed_trial(
         size,
@@ -138,31 +134,14 @@ def one_epoch():
     """Sizes and longest lengths of the batches of one epoch."""
     cut = Batching(TABLE).batcher(VALUES).cut(ShuffleKey(seed=1), RankSplit())
     shapes = cut.shapes(VALUES, None)
-    return shapes.batch_sizes.astype(float), shapes.lengths
-
-
-@dataclass(frozen=True)
-class Run:
-    """Of an epoch: estimate / expectation - 1, drawn / expectation - 1, standard error / expectation."""
-
-    estimated: float
-    drawn: float
-    error: float
+    return shapes.batch_sizes, shapes.lengths
 
 
 def run(make, noise, seed):
+    """Estimate / expectation - 1, drawn / expectation - 1, standard error / expectation, of one epoch."""
     random = np.random.default_rng(seed)
-    law = make(random, float(random.choice([0.02, 0.1, 0.5])))
-    trials = [
-        drawn_trial(
-            size,
-            length,
-            float(law(np.array(float(size)), np.array(length))),
-            noise,
-            random,
-        )
-        for size, length in SHAPES
-    ]
+    law = make(random, random.choice([0.02, 0.1, 0.5]))
+    trials = [drawn_trial(size, length, law, noise, random) for size, length in SHAPES]
     times = StepTimes.fit(trials)
     pricing = Pricing(
         lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=times
@@ -170,52 +149,43 @@ def run(make, noise, seed):
     row = pricing.of_table("quantile", "length", TABLE.num_buckets, TABLE).row
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()
-    drawn = float(np.sum(law(sizes, longest) * noise.draw(random, sizes.size)))
-    return Run(
+    drawn = np.sum(law(sizes, longest) * noise.draw(random, sizes.size))
+    return (
         row.estimated_epoch_seconds / expected - 1,
         drawn / expected - 1,
         row.estimated_epoch_error_seconds / expected,
     )
 
 
+def check_covered(share, off, errors):
+    """In so few runs, two standard errors less than the share are enough."""
+    deviation = np.sqrt(share * (1 - share) / RUNS)
+    assert np.mean(np.abs(off) <= errors) >= share - 2 * deviation
+
+
 LAWS = [smooth, tiled, switching]
+in_minutes = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("make", LAWS)
-def test_the_estimate_is_the_expectation_to_within_its_error(make):
-    check_estimates(make, "both")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("named", "make"), [*zip(sorted(NOISES.keys() - {"both"}), cycle(LAWS))]
+    ("named", "make"),
+    [
+        *(("both", make) for make in LAWS),
+        *(
+            pytest.param(named, make, marks=in_minutes)
+            for named, make in zip(sorted(NOISES.keys() - {"both"}), cycle(LAWS))
+        ),
+    ],
 )
-def test_the_estimate_is_the_expectation_under_each_noise(named, make):
-    check_estimates(make, named)
-
-
-def check_estimates(make, named):
+def test_the_estimate_is_the_expectation_to_within_its_error(named, make):
     runs = [run(make, NOISES[named], seed) for seed in range(RUNS)]
-    off = np.array([one.estimated for one in runs])
-    error = np.array([one.error for one in runs])
-    off_drawn = off - np.array([one.drawn for one in runs])
+    off, drawn, error = np.array(runs).T
     assert abs(off.mean()) < 0.02 + 2 * off.std() / np.sqrt(RUNS)
-    assert covered(off, error, 2) >= at_least(0.95)
-    assert covered(off, error, 1) >= at_least(0.68)
-    assert covered(off_drawn, error, 2) >= at_least(0.95)
+    check_covered(0.95, off, 2 * error)
+    check_covered(0.68, off, error)
+    check_covered(0.95, off - drawn, 2 * error)
     # An error that covers because it is huge would say nothing.
     assert np.median(error) < 0.1
-
-
-def covered(off, error, errors):
-    """Share of the runs that are off by no more than so many standard errors."""
-    return float(np.mean(np.abs(off) <= errors * error))
-
-
-def at_least(share):
-    """What a share may be in so few runs: two standard errors less."""
-    return float(share - 2 * np.sqrt(share * (1 - share) / RUNS))
 
 
 @pytest.mark.parametrize("named", ["15% noise", "5% slow"])
@@ -230,13 +200,10 @@ def least_of_all(named, seed):
     noise = NOISES[named]
     law = smooth(random, 1.0)
     measured = np.geomspace(1.0, 40.0, 30).round(1)
-    trials = []
-    for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True):
-        trials.append(
-            drawn_trial(
-                int(size), float(length), float(law(size, length)), noise, random
-            )
-        )
+    trials = [
+        drawn_trial(size, length, law, noise, random)
+        for size, length in zip(batch_sizes_for(measured, MOST), measured, strict=True)
+    ]
     times = StepTimes.fit(trials)
     lengths = LENGTHS.histogram.lengths
     sizes = batch_sizes_for(measured[np.searchsorted(measured, lengths)], MOST)

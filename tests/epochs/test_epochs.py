@@ -1,7 +1,5 @@
 """One epoch's batches: what is in them, how many there are, and how they are dealt to ranks."""
 
-import contextlib
-import io
 import subprocess
 import sys
 from collections import Counter
@@ -52,12 +50,7 @@ def test_same_bucket_steps_are_of_one_bucket_dealt_evenly(
         sizes = [len(batch) for batch in step]
         assert max(sizes) - min(sizes) <= 1
         assert (
-            len(
-                {
-                    int(np.searchsorted(BOUNDARIES, lengths[batch].max()))
-                    for batch in step
-                }
-            )
+            len({np.searchsorted(BOUNDARIES, lengths[batch].max()) for batch in step})
             == 1
         )
     _, counts = batching.table.divide(Lengths.of(lengths).histogram)
@@ -78,7 +71,7 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
     buckets = np.searchsorted(BOUNDARIES, lengths)
     for rank in batches_of_all_ranks(lengths, batching, dealing, drawing)[1]:
         for batch in rank:
-            bucket = int(buckets[batch].max())
+            bucket = buckets[batch].max()
             assert 1 <= len(batch) <= most[bucket] <= batching.table.batch_sizes[bucket]
             assert batching.uses_pools or set(buckets[batch]) == {bucket}
 
@@ -139,7 +132,6 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     ("counts", "batch_sizes", "dealing", "made"),
     [
         ([9, 14], [9, 7], RankSplit(world_size=5), [5, 4, 4, 3, 7]),
-        ([2], [10], RankSplit(world_size=5), [1] * 5),
         (
             [29],
             [4],
@@ -174,7 +166,7 @@ def test_each_epoch_and_each_seed_has_another_shuffle(pool_size):
 
 
 @pytest.mark.process
-def test_another_process_makes_the_same_batches():
+def test_another_process_makes_the_same_batches(capsys):
     code = (
         "import numpy as np; from batchtune import epochs as l\n"
         "from batchtune.epochs import batchers as b, table as t\n"
@@ -186,6 +178,5 @@ def test_another_process_makes_the_same_batches():
     )
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    with contextlib.redirect_stdout(io.StringIO()) as here:
-        exec(code, {})
-    assert ran.stdout == here.getvalue() != "[]\n[]\n"
+    exec(code, {})
+    assert ran.stdout == capsys.readouterr().out != "[]\n[]\n"

@@ -11,16 +11,10 @@ from batchtune.lengths import Lengths
 from batchtune.results import FrontierPoint
 
 
-def point(
-    length,
-    batch_size,
-    *,
-    closed_by="oom",
-    target=None,
-):
+def point(length, batch_size, closed_by="oom"):
     return FrontierPoint(
         length=length,
-        target_length=target,
+        target_length=None,
         batch_size=batch_size,
         closed_by=closed_by,
         oom_batch_size=None,
@@ -53,25 +47,21 @@ def test_beyond_the_longest_measured_length_nothing_is_proven():
 
 @pytest.mark.parametrize("closed_by", ["data", "time"])
 def test_a_length_that_memory_did_not_limit_lowers_no_other(closed_by):
-    frontier = Frontier.of([point(1, 2, closed_by=closed_by), point(10, 90)])
+    frontier = Frontier.of([point(1, 2, closed_by), point(10, 90)])
     assert frontier([1, 5, 10]).tolist() == [90, 90, 90]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "cap", "limit"),
+    ("lengths", "sizes", "cap", "limit"),
     [
-        ((40, 20), None, 146),
-        ((10, 20), None, 54),
-        ((60, 60), None, 304),
-        ((60, 60), 60, 600),
+        ((5, 7, 10), (40, 20), None, 146),
+        ((5, 10), (10, 20), None, 54),
+        ((5, 10), (60, 60), None, 304),
+        ((5, 10), (60, 60), 60, 600),
     ],
 )
-def test_max_batch_length_is_the_largest_that_fits(sizes, cap, limit):
+def test_max_batch_length_is_the_largest_that_fits(lengths, sizes, cap, limit):
     # One more would be 21 of length 7, 11 of length 5, and 61 of length 5, but for a cap, which is no memory limit.
-    values = [5.0] * 100 + [10.0] * 100
-    if sizes == (40, 20):
-        values += [7.0] * 100
+    histogram = Lengths.of(lengths * 100).histogram
     frontier = Frontier.of([point(5, sizes[0]), point(10, sizes[1])])
-    assert (
-        largest_max_batch_length(frontier, Lengths.of(values).histogram, cap) == limit
-    )
+    assert largest_max_batch_length(frontier, histogram, cap) == limit

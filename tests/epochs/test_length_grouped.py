@@ -11,16 +11,6 @@ from batchtune.lengths import Lengths
 from batchtune.results import SweepSettings
 
 
-def by_transformers(lengths, batch_size, seed):
-    trainer_pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
-    generator = torch.Generator().manual_seed(seed)
-    return list(
-        trainer_pt_utils.LengthGroupedSampler(
-            batch_size, lengths=lengths, generator=generator
-        )
-    )
-
-
 def test_the_baseline_costs_what_transformers_batches_cost():
     values = np.random.default_rng(1).lognormal(5, 1, 4000).round() + 1
     lengths = Lengths.of(values, unit="tokens")
@@ -30,10 +20,16 @@ def test_the_baseline_costs_what_transformers_batches_cost():
     )
     pricing = Pricing.of(lengths, limit, SweepSettings(), costs)
     found = fixed_baselines(pricing, Limits(max_batch_length=limit))[2]
+    trainer_pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
     padded = []
     for seed in range(8):
-        order = values[by_transformers(values.tolist(), 8, seed)]
-        padded.append(8 * float(order.reshape(-1, 8).max(axis=1).sum()))
+        theirs = trainer_pt_utils.LengthGroupedSampler(
+            8,
+            lengths=values.tolist(),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        order = values[list(theirs)]
+        padded.append(8 * order.reshape(-1, 8).max(axis=1).sum())
     assert (found.name, found.batch_size, found.batches) == ("length-grouped", 8, 500)
     assert found.padded_length == pytest.approx(np.mean(padded), rel=0.005)
     assert found.estimated_epoch_seconds == pytest.approx(

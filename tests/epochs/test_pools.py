@@ -32,7 +32,7 @@ def pools_of(lengths, batching):
     ends = np.cumsum([part.size for part in pool_slices(lengths, batching)])
     pools = [[] for _ in ends]
     for batch in batches_of_all_ranks(lengths, batching, ON_ONE_RANK, IN_ORDER)[1][0]:
-        pools[int(np.searchsorted(ends, batch[0], side="right"))].append(batch)
+        pools[np.searchsorted(ends, batch[0], side="right")].append(batch)
     return pools
 
 
@@ -41,7 +41,7 @@ def pool_slices(values, batching):
 
 
 def fits(batching, length):
-    return int(batching.table.batch_sizes[np.searchsorted(BOUNDARIES, length)])
+    return batching.table.batch_sizes[np.searchsorted(BOUNDARIES, length)]
 
 
 def least_cost(lengths, batching, overhead):
@@ -53,7 +53,7 @@ def least_cost(lengths, batching, overhead):
             1, 1 + min(fits(batching, ordered[first]), ordered.size - first)
         )
         least[first] = overhead + (ordered[first] * sizes + least[first + sizes]).min()
-    return float(least[0])
+    return least[0]
 
 
 @given(LENGTHS, SIZES, st.integers(1, 80), DRAWINGS)
@@ -87,7 +87,7 @@ def test_a_pool_is_filled_batch_by_batch_from_the_longest(lengths, sizes, pool_s
     batching = batching_of(sizes, pool_size)
     slices = pool_slices(np.arange(lengths.size), batching)
     for examples, pool in zip(slices, pools_of(lengths, batching), strict=True):
-        left = sorted(examples.tolist(), key=lambda example: -float(lengths[example]))
+        left = sorted(examples.tolist(), key=lambda example: -lengths[example])
         for batch in pool:
             assert batch == left[: fits(batching, lengths[left[0]])]
             left = left[len(batch) :]

@@ -17,8 +17,7 @@ from batchtune.epochs.expectation import (
 from batchtune.epochs.table import BucketTable
 from batchtune.lengths import Lengths
 
-RANDOM = np.random.default_rng(5)
-SPEECH = Lengths.of(RANDOM.gamma(5, 2, 600).round(1).clip(1, 30))
+SPEECH = Lengths.of(np.random.default_rng(5).gamma(5, 2, 600).round(1).clip(1, 30))
 TABLE = BucketTable(np.array([5.0, 12.0, 30.0]), np.array([20, 8, 3]))
 
 
@@ -29,6 +28,12 @@ def of_table(lengths, table, dealing=ON_ONE_RANK):
 def epochs_of(values, batching, epochs, dealing=ON_ONE_RANK):
     batcher = batching.batcher(values)
     return [batcher.cut(ShuffleKey(epoch=epoch), dealing) for epoch in range(epochs)]
+
+
+def near_mean_of(values):
+    """Within four standard errors of it."""
+    error = np.std(values) / np.sqrt(len(values))
+    return pytest.approx(np.mean(values), abs=4 * error)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +50,8 @@ def test_expectations_of_tables_are_what_epochs_show(dealing):
     cuts = epochs_of(SPEECH.values, Batching(TABLE), 120, dealing)
     seen = [mates_in_cuts(list(two), SPEECH.values) for two in pairwise(cuts)]
     again = [one.again for one in seen]
-    correlations = [one.correlation or 0.0 for one in seen]
-    assert np.mean(again) == pytest.approx(
-        expected.again, abs=4 * np.std(again) / np.sqrt(len(seen))
-    )
-    assert np.mean(correlations) == pytest.approx(
-        expected.correlation, abs=4 * np.std(correlations) / np.sqrt(len(seen))
-    )
+    assert expected.again == near_mean_of(again)
+    assert expected.correlation == near_mean_of([one.correlation for one in seen])
     # With the last and the first epoch too.
     assert mates_in_cuts(cuts, SPEECH.values).again == pytest.approx(
         np.mean(again), rel=0.02

@@ -1,14 +1,13 @@
 from itertools import product
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchtune.epochs.expectation import expected_batches
 from batchtune.epochs.table import speechbrain_boundaries, speechbrain_table
 from batchtune.lengths import Lengths
 
-VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 BOUNDARIES = st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted)
 
 
@@ -21,8 +20,13 @@ def test_the_boundaries_are_those_of_speechbrain(real_dynamic_batch_sampler):
         np.testing.assert_allclose(boundaries, real._bucket_boundaries, rtol=1e-14)
 
 
+ENDS = np.array([0.5, 7.3, 29.97, 600.0])
+ON_ENDS = np.concatenate((ENDS, np.nextafter(ENDS, 0), np.nextafter(ENDS, np.inf)))
+
+
+@example(ON_ENDS.repeat(5).tolist(), {"bucket_boundaries": ENDS.tolist()}, 600, None)
 @given(
-    values=VALUES,
+    values=st.lists(st.floats(0.01, 100), min_size=1, max_size=80),
     buckets=st.fixed_dictionaries({"num_buckets": st.integers(1, 40)})
     | st.fixed_dictionaries({"bucket_boundaries": BOUNDARIES}),
     max_batch_length=st.floats(0.02, 2000),
@@ -38,24 +42,9 @@ def test_batch_sizes_and_batch_count_match_speechbrain(
         max_batch_ex=max_batch_ex,
         **buckets,
     )
-    assert_alike(real, values, max_batch_length, max_batch_ex=max_batch_ex, **buckets)
-
-
-def assert_alike(real, values, limit, **options):
     histogram = Lengths.of(values).histogram
-    table = speechbrain_table(histogram, limit, **options)
+    table = speechbrain_table(
+        histogram, max_batch_length, max_batch_ex=max_batch_ex, **buckets
+    )
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
     assert expected_batches(histogram, table).tally.batches == len(real)
-
-
-def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
-    real_dynamic_batch_sampler,
-):
-    ends = [0.5, 7.3, 29.97, 600.0]
-    values = np.concatenate((ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf)))
-    values = values.repeat(5).tolist()
-    buckets = {"bucket_boundaries": ends}
-    real = real_dynamic_batch_sampler(
-        range(len(values)), 600, lengths_list=values, **buckets
-    )
-    assert_alike(real, values, 600, **buckets)

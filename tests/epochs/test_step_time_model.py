@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from timed_trials import timed_trial
 
 from batchtune.epochs.cost_model import predict
@@ -12,14 +13,6 @@ from batchtune.results import CostModel
 
 LINEAR = CostModel(
     floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05
-)
-WITH_TARGETS = CostModel(
-    floor=0.0,
-    constant=0.01,
-    linear=1e-3,
-    quadratic=0.0,
-    target_linear=2e-3,
-    relative_error=0.05,
 )
 TRIALS = st.lists(
     st.tuples(st.integers(1, 300), st.floats(0.5, 500), st.floats(0.5, 2)),
@@ -33,13 +26,13 @@ def off_by(*rows, spread=0.0):
     """Trials that took so many times as long as the model says."""
     trials = []
     for size, length, ratio in rows:
-        seconds = float(predict(LINEAR, size, length)) * ratio
+        seconds = predict(LINEAR, size, length) * ratio
         trials.append(timed_trial(size, length, seconds, spread=spread * seconds))
     return trials
 
 
 def correction(times, size, length):
-    return float(times(size, length) / predict(LINEAR, size, length))
+    return times(size, length) / predict(LINEAR, size, length)
 
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
@@ -48,15 +41,11 @@ def test_measured_shapes_are_met_and_others_within_the_misses(rows, size, length
     times = StepTimes.of(trials, LINEAR)
     assume(not times.sigmas.any())  # else nearly equal shapes differ: that is noise
     for trial in trials:
-        assert float(times(trial.batch_size, trial.length)) == pytest.approx(
-            trial.step_seconds, rel=1e-6
-        )
+        seconds = times(trial.batch_size, trial.length)
+        assert seconds == pytest.approx(trial.step_seconds, rel=1e-6)
     ratios = [1.0, *(ratio for _, _, ratio in rows)]
-    assert (
-        min(ratios) * (1 - 1e-9)
-        <= correction(times, size, length)
-        <= max(ratios) * (1 + 1e-9)
-    )
+    found = correction(times, size, length)
+    assert min(ratios) * (1 - 1e-9) <= found <= max(ratios) * (1 + 1e-9)
 
 
 def test_estimates_follow_near_measurements_else_the_model():
@@ -71,12 +60,11 @@ def test_estimates_follow_near_measurements_else_the_model():
 
 def slow_now_and_then(size, mean_to_median, *, timed_steps):
     seconds = 0.01 + 0.01 * size
-    spread = None if timed_steps == 1 else 0.0
     return timed_trial(
         size,
         10.0,
         seconds,
-        spread=spread,
+        spread=None if timed_steps == 1 else 0.0,
         mean=mean_to_median * seconds,
         timed_steps=timed_steps,
     )
@@ -129,7 +117,7 @@ def test_a_measured_shape_takes_its_expected_time(trials, seconds):
 
 def test_targets_count_where_the_time_depends_on_them():
     trials = [timed_trial(10, 20, 0.5, target=5), timed_trial(10, 20, 2.5, target=50)]
-    times = StepTimes.of(trials, WITH_TARGETS)
+    times = StepTimes.of(trials, replace(LINEAR, target_linear=2e-3))
     assert times(10, 20, np.array([5, 50])) == pytest.approx([0.5, 2.5])
     with pytest.raises(ValueError, match="needs them to predict"):
         times(10, 20)
@@ -148,7 +136,7 @@ def test_of_very_many_shapes_each_is_corrected():
 def test_a_time_counts_the_less_the_more_its_steps_differ(spread):
     trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
     off = timed_trial(20, 10.0, 0.21 * 2, spread=spread * 0.42)
-    error = float(predict(StepTimes.fit([*trials, off]).model, 32, 10) / 0.33 - 1)
+    error = predict(StepTimes.fit([*trials, off]).model, 32, 10) / 0.33 - 1
     assert (error < 0.1) == (spread > 0)
 
 

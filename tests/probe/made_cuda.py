@@ -1,41 +1,38 @@
 """A made `torch.cuda`: devices whose memory is the sum of what a test puts into it."""
 
-from __future__ import annotations
-
 import os
 import sys
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import torch
-from probe.made_nvml import GIB, MadeGpu, MadeNvml
+from made_devices import MIB
+from probe.made_nvml import GIB, MadeNvml
 
 from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
 from batchtune.probe.devices import cuda as cuda_module
 
-MIB = 1 << 20
 
-
-@dataclass
 class MadeCuda:
     """CUDA devices of 80 GiB, one for each UUID: what they show is the sum of what is put into them."""
 
-    gpu: MadeGpu
-    others: int = 0
-    context: int = 500 * MIB
-    handles: int = 200 * MIB
-    outside: int = 0
-    reserved: int = 0
-    allocated: int = 0
-    fraction: float = 1.0
-    uuids: tuple[str, ...] = ("aaaaaaaa",)
-    own_pid: int | None = field(default_factory=os.getpid)
-    total: int = 80 * GIB
-    current: int = 0
-    backend: str = "native"
-    grows: bool = True  # whether it can take memory in expandable segments
-    refusal: str | None = None  # how the driver refuses those
-    turned_off: bool = False
+    others = 0
+    outside = 0
+    reserved = 0
+    allocated = 0
+    fraction = 1.0
+    uuids = ("aaaaaaaa",)
+    own_pid = os.getpid()
+    total = 80 * GIB
+    current = 0
+    backend = "native"
+    grows = True  # whether it can take memory in expandable segments
+    refusal = None  # how the driver refuses those
+    turned_off = False
+
+    def __init__(self, gpu, **facts):
+        self.gpu = gpu
+        for name, value in facts.items():
+            setattr(self, name, value)
 
     @property
     def expandable(self):
@@ -45,7 +42,7 @@ class MadeCuda:
     def create_context(self, device):
         if self.expandable and self.refusal is not None:
             raise RuntimeError(self.refusal)
-        self.take(self.context)
+        self.take(500 * MIB)
 
     def set_settings(self, settings):
         self.turned_off = asked_for(settings) == NATIVE
@@ -55,24 +52,23 @@ class MadeCuda:
 
     def properties(self, index):
         """As `torch.cuda.get_device_properties`."""
-        place = {"pci_domain_id": 0, "pci_bus_id": 0x65 + index, "pci_device_id": 0}
-        facts = {
-            "uuid": self.uuids[index],
-            "total_memory": self.total,
-            "major": 9,
-            "minor": 0,
-        }
-        return SimpleNamespace(name="Made GPU", **facts, **place)
+        return SimpleNamespace(
+            name="Made GPU",
+            uuid=self.uuids[index],
+            total_memory=self.total,
+            major=9,
+            minor=0,
+            pci_domain_id=0,
+            pci_bus_id=0x65 + index,
+            pci_device_id=0,
+        )
 
     def show(self):
         """Lets NVML see the same."""
         self.gpu.free = self.free()
         held = self.outside + self.reserved
-        others = [(4711, self.others)] if self.others else []
-        self.gpu.compute = [
-            *others,
-            *([(self.own_pid, held)] if held and self.own_pid is not None else []),
-        ]
+        used = {4711: self.others, self.own_pid: held}
+        self.gpu.compute = [(pid, size) for pid, size in used.items() if pid and size]
         if self.nvml.gpus:
             self.nvml.show()
 
@@ -110,7 +106,7 @@ class MadeCuda:
         patch.setattr(torch.cuda.memory, "_set_allocator_settings", self.set_settings)
         patch.setattr(cuda_module, "_create_context", self.create_context)
         patch.setattr(
-            cuda_module, "_create_handles", lambda device: self.take(self.handles)
+            cuda_module, "_create_handles", lambda device: self.take(200 * MIB)
         )
         self.show()
         return self

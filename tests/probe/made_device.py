@@ -1,11 +1,10 @@
 """A made device for searches: its memory is a formula, exact and noise-free, and the truth is found by trying."""
 
 from made_trials import altered
+from memory_laws import largest_fitting
 
 from batchtune.probe.devices.law import Coefficients, MadeDevice, failed
 from batchtune.results import BatchShape
-
-MOST_TRIALS_EVER = 400
 
 
 def quadratic_peak(constant=1e9, linear=2e6, quadratic=5e3):
@@ -13,7 +12,7 @@ def quadratic_peak(constant=1e9, linear=2e6, quadratic=5e3):
 
 
 class SearchedDevice(MadeDevice):
-    """Runs trials by a formula; `faults` holds the outcomes of the first trials of a (batch size, length)."""
+    """Runs trials by a formula; `faults` holds the outcomes of the first trials of a shape."""
 
     def __init__(self, peak, limit_bytes, tells_peak=True):
         super().__init__(
@@ -28,7 +27,7 @@ class SearchedDevice(MadeDevice):
         self.faults = {}
 
     def _planned(self, shape, run):
-        outcomes = self.faults.get((shape.batch_size, shape.length))
+        outcomes = self.faults.get(shape)
         if not outcomes:
             return None
         outcome = outcomes.pop(0)
@@ -41,32 +40,19 @@ class SearchedDevice(MadeDevice):
         unknown = ("peak_bytes", "rest_bytes", "steady_peak_bytes", "peak_spread_bytes")
         return altered(reply, **dict.fromkeys(unknown))
 
-    def trial(self, shape, index):
-        return self.measure(shape, index).trial
-
-    def largest(self, length, cap, target_length=None):
-        """The truth, by trying every batch size."""
-        shapes = (BatchShape(size, length, target_length) for size in range(1, cap + 1))
-        fitting = [
-            shape.batch_size
-            for shape in shapes
-            if self.bytes_of(shape) <= self.limit_bytes
-        ]
-        return max(fitting, default=0)
+    def largest(self, length, cap):
+        """The truth, where memory grows with the batch size."""
+        return largest_fitting(
+            lambda size: self.bytes_of(BatchShape(size, length)) <= self.limit_bytes,
+            cap,
+        )
 
 
-def search_to_the_end(
-    search,
-    device,
-    trials=None,
-    fresh=None,
-):
-    """Run what is proposed after these trials; `fresh` collects what was asked to be run in a new worker."""
+def search_to_the_end(search, device, trials=None):
+    """Run what is proposed after these trials."""
     trials = [] if trials is None else trials
     while (proposal := search.propose(trials)) is not None:
-        shape = proposal.shape
-        if fresh is not None and proposal.fresh:
-            fresh.append((shape.batch_size, shape.length))
-        trials.append(device.measure(shape, len(trials), fresh=proposal.fresh).trial)
-        assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
+        reply = device.measure(proposal.shape, len(trials), fresh=proposal.fresh)
+        trials.append(reply.trial)
+        assert len(trials) < 400, "the search does not end"
     return trials

@@ -1,7 +1,5 @@
 """GPUs for the real `pynvml`: a stub of NVML (`stub_nvml.c`) answers, fails, or lacks a call, as real ones do."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os
@@ -33,26 +31,24 @@ class MadeGpu:
     name: str = "Made GPU"
     total: int = 80 * GIB
     free: int = 79 * GIB
-    compute: list[tuple[int, int]] = field(default_factory=list)
-    graphics: list[tuple[int, int]] = field(default_factory=list)
+    compute: list = field(default_factory=list)  # of process ids and their bytes
+    graphics: list = field(default_factory=list)
     mig: bool | None = None
     ecc: bool = True
     clock: int = 1500
     reasons: int = 0
     pci: str = "0000:65:00.0"
-    instances: list[MadeGpu] = field(default_factory=list)
-    fails: dict[str, int] = field(default_factory=dict)
+    instances: list = field(default_factory=list)
+    fails: dict = field(default_factory=dict)
 
     def lines(self, kind="gpu"):
         """Its description for the stub."""
         yield kind
-        yield f"uuid {self.uuid}"
-        yield f"name {self.name}"
+        for fact in ("uuid", "name", "total", "free", "clock", "reasons"):
+            yield f"{fact} {getattr(self, fact)}"
         if kind == "gpu":
             yield f"pci {self.pci}"
-        yield f"total {self.total}\nfree {self.free}"
         yield f"mode {-1 if self.mig is None else int(self.mig)}\necc {int(self.ecc)}"
-        yield f"clock {self.clock}\nreasons {self.reasons}"
         yield from (f"compute {pid} {used}" for pid, used in self.compute)
         yield from (f"graphics {pid} {used}" for pid, used in self.graphics)
         yield from (f"fail {call} {code}" for call, code in self.fails.items())
@@ -64,8 +60,8 @@ class MadeGpu:
 class MadeNvml:
     """The driver and its GPUs."""
 
-    gpus: list[MadeGpu]
-    fails: dict[str, int] = field(default_factory=dict)
+    gpus: list
+    fails: dict = field(default_factory=dict)
 
     def described(self):
         """All of it for the stub, as `STUB_NVML`."""
@@ -82,7 +78,7 @@ class MadeNvml:
         """Make `pynvml` ask the stub until the test ends."""
         import pynvml
 
-        patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(stub_library())))
+        patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(stub_library()))
         patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         patch.setenv("STUB_NVML", "")
         self.show()
@@ -108,9 +104,7 @@ def stub_library():
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("stub_nvml.c")
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
-    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 

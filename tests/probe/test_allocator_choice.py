@@ -37,14 +37,10 @@ def cuda(monkeypatch):
     return MadeCuda(MadeGpu()).install(monkeypatch)
 
 
-def opened(
-    patch,
-    allocator,
-    environment=None,
-):
-    """A meter in a worker that such a user's supervisor starts."""
-    for name, value in (environment or {}).items():
-        patch.setenv(name, value)
+def opened(patch, allocator, settings=None):
+    """A meter in a worker that the supervisor of a user with such settings starts."""
+    if settings:
+        patch.setenv("PYTORCH_ALLOC_CONF", settings)
     for name, value in worker_variables(allocator, os.environ).items():
         patch.setenv(name, value)
     return backend_for("cuda").open("cuda", ProbedWith(allocator=allocator), None)
@@ -63,8 +59,7 @@ def opened(
 def test_the_device_records_the_allocator_that_is_in_force(
     cuda, monkeypatch, allocator, settings, expected, others
 ):
-    user = {"PYTORCH_ALLOC_CONF": settings} if settings else {}
-    device = opened(monkeypatch, allocator, user).device
+    device = opened(monkeypatch, allocator, settings).device
     assert (device.allocator, device.allocator_settings) == (expected, others)
     assert device.allocator_problem is None
     assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & {*_torch_settings()}
@@ -72,13 +67,12 @@ def test_the_device_records_the_allocator_that_is_in_force(
 
 def test_another_backend_is_recorded_by_its_name(cuda, monkeypatch):
     cuda.backend = "cudaMallocAsync"
-    settings = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
-    device = opened(monkeypatch, "auto", settings).device
+    device = opened(monkeypatch, "auto", "backend:cudaMallocAsync").device
     assert device.allocator == "cudaMallocAsync"
     assert device.allocator_setting == "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"
 
 
-without_expandable_segments = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("made", "reason"),
     [
         (
@@ -89,46 +83,38 @@ without_expandable_segments = pytest.mark.parametrize(
     ],
     ids=["driver", "torch"],
 )
-
-
-@without_expandable_segments
 def test_without_expandable_segments_auto_is_native_and_says_why(
-    cuda, monkeypatch, made, reason
+    monkeypatch, made, reason
 ):
-    for name, value in made.items():
-        setattr(cuda, name, value)
+    MadeCuda(MadeGpu(), **made).install(monkeypatch)
     problem = f"expandable segments don't work: {reason}"
-    meter = opened(monkeypatch, "auto", {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"})
+    meter = opened(monkeypatch, "auto", "max_split_size_mb:64")
     assert meter.device.allocator == "native"
     assert meter.device.allocator_settings == "max_split_size_mb:64"
     meter.settle(0, 0)
     assert meter.device.allocator_problem == problem
-    assert any(
-        warning.startswith(
-            f"Memory was taken natively, as {problem}. --allocator native"
-        )
-        for warning in trust_warnings(meter.device, [])
-    )
+    warnings = " ".join(trust_warnings(meter.device, []))
+    assert f"Memory was taken natively, as {problem}. --allocator native" in warnings
 
 
-@without_expandable_segments
-def test_expandable_segments_that_do_not_work_are_an_error(
-    cuda, monkeypatch, made, reason
-):
-    for name, value in made.items():
-        setattr(cuda, name, value)
-    message = f"expandable is impossible here: expandable segments don't work: {reason}"
+def test_expandable_segments_that_do_not_work_are_an_error(cuda, monkeypatch):
+    cuda.grows = False
+    message = "expandable is impossible here: expandable segments don't work: this"
     with pytest.raises(ProbeError, match=message):
         opened(monkeypatch, "expandable")
 
 
-def test_what_a_driver_refuses_for_other_reasons_stays_an_error(cuda, monkeypatch):
+@pytest.mark.parametrize("allocator", ["auto", "native"])
+def test_what_a_driver_refuses_for_other_reasons_stays_an_error(
+    cuda, monkeypatch, allocator
+):
     def refuse(device):
-        raise RuntimeError("CUDA error: all CUDA-capable devices are busy")
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nmore")
 
     monkeypatch.setattr("batchtune.probe.devices.cuda._create_context", refuse)
-    with pytest.raises(ProbeError, match="Made GPU can't be used: CUDA error: all"):
-        opened(monkeypatch, "auto")
+    message = "Made GPU can't be used: CUDA error: all CUDA-capable devices are busy"
+    with pytest.raises(ProbeError, match=f"^{message}\n`batchtune"):
+        opened(monkeypatch, allocator)
 
 
 def test_a_workload_that_changes_the_allocator_is_noticed(cuda, monkeypatch):
@@ -218,7 +204,7 @@ def test_another_allocator_than_was_measured_is_refused(measured, now, message, 
     with pytest.raises(ResultError) as caught:
         refuse_other_allocator("it", measured, on(now))
     assert caught.value.message.startswith(message)
-    assert str(caught.value.hint).startswith(f"Go on with {remedy}, or measure again")
+    assert caught.value.hint.startswith(f"Go on with {remedy}, or measure again")
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable", "cudaMallocAsync"])

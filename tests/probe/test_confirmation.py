@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 from made_trials import altered, made_trial, ran
 from noted_device import NotedDevice, planned
@@ -12,20 +10,9 @@ LONG, SHORT, MIDDLE = BatchShape(4, 30.0), BatchShape(120, 1.0), BatchShape(12, 
 SHAPES = [LONG, SHORT, MIDDLE]
 
 
-def stepper_of(
-    replies=None,
-    reserved=(),
-):
-    """A device on which all passes but what is planned; its steps hold what is `reserved`, and then 100 bytes."""
-    held = itertools.chain(reserved, itertools.repeat(100))
-
-    def alter(reply, number):
-        if reply.trial.outcome != "ok":
-            return reply
-        return altered(reply, reserved_bytes=next(held))
-
+def stepper_of(replies=None):
+    """A device on which all passes but what is planned."""
     return NotedDevice(
-        alter,
         bytes_of=lambda shape: 10.0,
         seconds_of=lambda shape: 0.1,
         limit_bytes=100,
@@ -34,17 +21,8 @@ def stepper_of(
     )
 
 
-def turns_of(stepper, **settings):
-    return confirm(stepper, SHAPES * 2, on_step=lambda shape: True, **settings)
-
-
-def test_shapes_run_in_turns_in_a_fresh_worker():
-    stepper = stepper_of()
-    turns = turns_of(stepper)
-    assert [(step.worker, step.shape) for step in stepper.steps] == [
-        (1, shape) for shape in SHAPES * 2
-    ]
-    assert (len(turns.passed), turns.failures, turns.confirmed) == (6, [], set(SHAPES))
+def turns_of(stepper, rounds=2, **settings):
+    return confirm(stepper, SHAPES * rounds, on_step=lambda shape: True, **settings)
 
 
 def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ():
@@ -58,19 +36,13 @@ def test_shapes_run_again_if_a_cache_is_kept_or_peaks_differ():
 
 
 def test_what_did_not_run_in_time_is_not_confirmed():
-    left = [True, True]
-    turns = confirm(
-        stepper_of(), SHAPES, on_step=lambda shape: bool(left) and left.pop()
-    )
+    in_time = iter([True, True, False])
+    turns = confirm(stepper_of(), SHAPES, on_step=lambda shape: next(in_time))
     assert turns.confirmed == {LONG, SHORT}
 
 
 def test_an_oom_in_the_first_step_does_not_end_the_turns():
-    turns = confirm(
-        stepper_of({LONG: [ran(LONG, "oom")]}),
-        SHAPES,
-        on_step=lambda shape: True,
-    )
+    turns = turns_of(stepper_of({LONG: [ran(LONG, "oom")]}), rounds=1)
     assert [step.outcome for step in turns.steps] == ["oom", "ok", "ok"]
     assert not turns.failures
     assert turns.confirmed == {SHORT, MIDDLE}
@@ -145,8 +117,11 @@ def test_after_one_dead_worker_the_turns_are_repeated():
     [((50, 80, 90, 90, 97, 92), 7), ((100, 80, 90, 90, 95, 92), 0)],
 )
 def test_cache_growth_counts_after_each_shape_ran_once(reserved, growth):
-    record = turns_of(stepper_of(reserved=reserved)).record([])
-    assert record.reserved_growth_bytes == growth
+    stepper = stepper_of()
+    stepper.alter = lambda reply, number: altered(
+        reply, reserved_bytes=reserved[number]
+    )
+    assert turns_of(stepper).record([]).reserved_growth_bytes == growth
 
 
 def test_a_worker_replaced_mid_turns_has_a_first_step_too():

@@ -33,10 +33,8 @@ def test_a_holder_that_was_killed_holds_nothing(locks):
     with pytest.raises(ProbeError, match=f"process {holder.pid}"):
         lock_device("cpu", "CPU")
     holder.kill()
-    holder.wait()
-    holder.stdout.close()
-    with lock_device("cpu", "CPU"):
-        pass
+    holder.communicate()
+    lock_device("cpu", "CPU").close()
 
 
 @pytest.mark.process
@@ -44,8 +42,7 @@ def test_no_process_that_is_started_holds_it(locks):
     with lock_device("cpu", "CPU"):
         child = subprocess.Popen(["sleep", "1000"], close_fds=False)
     try:
-        with lock_device("cpu", "CPU"):
-            pass
+        lock_device("cpu", "CPU").close()
     finally:
         child.kill()
         child.wait()
@@ -54,8 +51,7 @@ def test_no_process_that_is_started_holds_it(locks):
 def test_all_users_may_take_it_whatever_the_umask(locks):
     before = os.umask(0o077)
     try:
-        with lock_device("cpu", "CPU"):
-            pass
+        lock_device("cpu", "CPU").close()
     finally:
         os.umask(before)
     assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
@@ -88,7 +84,6 @@ def test_a_file_that_is_no_plain_file_is_left_alone(locks, tmp_path, kind):
         os.mkfifo(lock)
     else:
         lock.mkdir()
-    with pytest.raises(ProbeError, match=r"cpu\.lock can't be used") as caught:
+    with pytest.raises(ProbeError, match=r"cpu\.lock can't be used.*\n.*TMPDIR"):
         lock_device("cpu", "CPU")
-    assert "TMPDIR" in caught.value.hint
     assert (tmp_path / "precious").read_text() == "precious"

@@ -1,13 +1,20 @@
 """Faults, caused for real in a worker process: each is reported as what it is, and nothing of it stays."""
 
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from worker_processes import gone, ours, processes_of, supervise, wait_for
+from worker_processes import (
+    comes_true,
+    gone,
+    ours,
+    processes_of,
+    start_python,
+    supervise,
+)
 
 from batchtune.errors import WorkloadError
 from batchtune.results import BatchShape
@@ -30,7 +37,6 @@ CAUGHT = (
 )
 # Batch size → the outcome, the error, and the worker of the trial.
 FAULTS = {
-    2: ("oom", r".*Unable to allocate 4\.00 GiB.*", 1),  # by numpy, in its make_batch
     3: ("oom", r".*Unable to allocate 4\.00 GiB.*", 1),
     4: ("oom", r"RuntimeError: .*can't allocate memory.*", 1),
     5: ("oom", CAUGHT, 1),
@@ -46,24 +52,21 @@ def test_each_fault_is_one_result_of_a_probe_that_goes_on():
     with supervise("Faulty") as supervisor:
         device = supervisor.start()
         before = supervisor.measure(ONE, 0).trial
-        trials = {}
-        for size in FAULTS:
+        for size, (outcome, error, worker) in FAULTS.items():
             limit = 1.0 if size == 9 else 60.0
             supervisor._settings = replace(
                 supervisor._settings, trial_timeout_seconds=limit
             )
-            trials[size] = supervisor.measure(BatchShape(size, 3.0), size).trial
+            trial = supervisor.measure(BatchShape(size, 3.0), size).trial
+            assert (trial.outcome, trial.worker) == (outcome, worker), size
+            assert re.fullmatch(error, trial.error, re.DOTALL), size
+            assert trial.caught == (size == 5)
         after = supervisor.measure(ONE, 10).trial
     assert (before.outcome, before.worker) == ("ok", 1)
     assert device.load_average is not None
     for others in (device.other_processors, before.other_processors):
         # Clocks tick every hundredth of a second.
         assert 0 <= others <= device.processors * 1.2
-    for size, (outcome, error, worker) in FAULTS.items():
-        trial = trials[size]
-        assert (trial.outcome, trial.worker) == (outcome, worker), size
-        assert re.fullmatch(error, trial.error or "", re.DOTALL), size
-        assert trial.caught == (size == 5)
     assert (after.outcome, after.worker) == ("ok", 5)
 
 
@@ -103,7 +106,7 @@ def test_a_step_that_lowers_the_memory_limit_is_named():
         trial = supervisor.measure(ONE, 0).trial
     assert trial.outcome == "error"
     assert "the workload lowers the limit RLIMIT_AS of its process to 64 MiB" in (
-        trial.error or ""
+        trial.error
     )
 
 
@@ -123,14 +126,13 @@ def test_what_the_workload_started_ends_with_its_worker(tmp_path, monkeypatch):
 
 def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path):
     code = (
-        f"import sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from worker_processes import supervise\n"
         "from batchtune.results import BatchShape\n"
         "with supervise('StartsDaemons') as supervisor:\n"
         "    supervisor.measure(BatchShape(3, 3.0), 0)\n"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
-    wait_for(tmp_path / "hanging")
+    supervisor = start_python(code, tmp_path)
+    assert comes_true((tmp_path / "hanging").exists)
     assert len(processes_of(supervisor.pid)) == 4  # nursery, worker, and two daemons
     supervisor.kill()
     supervisor.wait()
@@ -144,3 +146,27 @@ def test_a_killed_nursery_takes_all_with_it_and_is_started_again():
         after = supervisor.measure(TWO, 1).trial
     assert killed.outcome == "crash"
     assert (after.outcome, after.worker) == ("ok", 2)
+
+
+# As if an import had used CUDA before the fork, after which a forked process can't.
+SPOILT = """
+import os, torch
+importer = os.getpid()
+torch._C._cuda_isInBadFork = lambda: os.getpid() != importer
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(SPOILT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with supervise("Good", shared=False) as supervisor:
+        supervisor.start()
+        commands = [
+            Path(f"/proc/{pid}/cmdline").read_text()
+            for pid in processes_of(os.getpid())
+        ]
+        alone = "processes/__init__.py\0batchtune.probe.worker"
+        assert [alone in command for command in commands].count(True) == 1
+        assert supervisor.measure(ONE, 0).trial.outcome == "ok"

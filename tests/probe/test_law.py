@@ -12,44 +12,28 @@ LAW = "law:constant=1GB,linear=2MB,quadratic=5kB,limit=8GB,seconds=0.5,seconds_l
 SHAPE = BatchShape(4, 10.0)
 
 
-def device(value=LAW, limit_bytes=None):
-    settings = ProbeSettings(
-        workload="law", options={}, device=value, memory_fraction=1.0
-    )
-    return MadeDevice.of(settings, limit_bytes, 0)
+def measured(law):
+    settings = ProbeSettings(workload="law", options={}, device=law)
+    return MadeDevice.of(settings, None, 0).measure(SHAPE, 3).trial
 
 
 def test_memory_and_time_follow_the_coefficients():
-    trial = device().measure(SHAPE, 3).trial
+    trial = measured(LAW)
     assert (trial.index, trial.outcome) == (3, "ok")
     assert trial.peak_bytes == 1e9 + 40 * 2e6 + 400 * 5e3
     assert trial.rest_bytes == 1e9
     assert trial.step_seconds == 0.5 + 40e-3
 
 
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        (BatchShape.packed([30, 10]), 1 + 2 * 40 + 3 * (900 + 100)),
-        (BatchShape(3, 5.0, 7.0), 1 + 2 * 15 + 3 * 75 + 10 * 21),
-    ],
-    ids=["packed", "with targets"],
-)
-def test_all_tokens_count_and_targets_by_their_longest(shape, expected):
+def test_all_tokens_count_and_targets_by_their_longest():
     law = Coefficients(constant=1, linear=2, quadratic=3, target=10)
-    assert law.bytes_of(shape) == expected
-
-
-def test_what_exceeds_the_limit_runs_out_of_memory():
-    assert device().step(BatchShape(3000, 1.0)).trial.outcome == "ok"
-    assert device().step(BatchShape(4000, 1.0)).trial.outcome == "oom"
-    assert (
-        device(limit_bytes=2 * 10**9).step(BatchShape(600, 1.0)).trial.outcome == "oom"
-    )
+    packed = BatchShape.packed([30, 10])
+    assert law.bytes_of(packed) == 1 + 2 * 40 + 3 * (900 + 100)
+    assert law.bytes_of(BatchShape(3, 5.0, 7.0)) == 1 + 2 * 15 + 3 * 75 + 10 * 21
 
 
 def test_noise_spreads_the_peaks_by_as_much_as_it_says():
-    trial = device(f"{LAW},noise=0.03").measure(SHAPE, 0).trial
+    trial = measured(f"{LAW},noise=0.03")
     without = Coefficients.parse(LAW).bytes_of(SHAPE)
     assert without < trial.peak_bytes <= 1.015 * without
     assert 0.02 * without < trial.peak_spread_bytes <= 0.03 * without
@@ -66,13 +50,6 @@ def test_noise_spreads_the_peaks_by_as_much_as_it_says():
         ("law:2MB", "unknown coefficient '2MB'", "Known are constant, linear"),
         ("law:linear", "the coefficient linear is ''", "or a size such as 2MB. Known"),
         ("law:linear=-1", "the coefficient linear is '-1'", "at least 0"),
-        ("law:linear=nan", "the coefficient linear is 'nan'", "at least 0"),
-        ("law:linear=1e999", "the coefficient linear is '1e999'", "at least 0"),
-        (
-            "law:linear=__import__('os')",
-            "the coefficient linear is \"__import__('os')\"",
-            "at least 0",
-        ),
         ("law:noise=1,noise=2", "the coefficient noise is given twice", ""),
     ],
 )

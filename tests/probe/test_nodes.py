@@ -6,23 +6,21 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 
 import pytest
+import test_supervisor
+from cli.conftest import write_lengths
 from msgspec.structs import replace
-from test_gang import FAULT, GANG, LENGTHS, SMALL, settings
-from worker_processes import gone, ours, processes_of, wait_for
+from test_gang import GANG, LENGTHS, SMALL, settings
+from worker_processes import gone, ours
 
 from batchtune.errors import ProbeError, UsageError
 from batchtune.probe import nodes as nodes_module
 from batchtune.probe.nodes import Greeting, Nodes, serve_node_0
 from batchtune.probe.requests import Launch, Launched
 from batchtune.probe.supervisor import Supervisor
-from batchtune.processes.worker import encode
+from batchtune.processes.worker import WorkerLost, encode
 from batchtune.results import BatchShape, Probe, read_result
-
-FACTS = {"PyTorch": "2.13.0", "--set": "['layers=2']"}
 
 
 def free_ports():
@@ -37,7 +35,7 @@ def free_ports():
         return first
 
 
-def launch_of(node_rank, nnodes=2, port=0):
+def launch_of(node_rank, nnodes, port):
     return Launch(
         nproc_per_node=1,
         nnodes=nnodes,
@@ -47,18 +45,15 @@ def launch_of(node_rank, nnodes=2, port=0):
     )
 
 
-def greeting_of(node_rank, **facts):
-    return Greeting(
-        token="", node_rank=node_rank, host=f"host{node_rank}", facts={**FACTS, **facts}
-    )
+def greeting_of(node_rank):
+    return Greeting(token="", node_rank=node_rank, host=f"host{node_rank}", facts={})
 
 
 class MadeNursery:
     """What an agent does with its worker process, in words."""
 
-    def __init__(self, *program):
+    def __init__(self):
         self.done = []
-        MADE.append(self)
 
     def start_worker(self):
         self.done.append("start")
@@ -77,9 +72,6 @@ class MadeNursery:
         self.done.append("close")
 
 
-MADE = []
-
-
 class Cluster:
     """Node 0, and agents as threads."""
 
@@ -88,11 +80,11 @@ class Cluster:
         self.port = free_ports()
         self.nodes = Nodes(launch_of(0, nnodes, self.port), greeting_of(0))
         self.threads = ThreadPoolExecutor()
+        self.nursery = MadeNursery()
 
-    def agent(self, node_rank, **facts):
+    def agent(self, node_rank):
         launch = launch_of(node_rank, self.nnodes, self.port)
-        greeting = greeting_of(node_rank, **facts)
-        return self.threads.submit(serve_node_0, launch, greeting, 20.0)
+        return self.threads.submit(serve_node_0, launch, greeting_of(node_rank), 20.0)
 
     def stranger(self, says):
         channel = socket.create_connection(("127.0.0.1", self.port + 1))
@@ -102,9 +94,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    MADE.clear()
-    monkeypatch.setattr(nodes_module, "Nursery", MadeNursery)
     made = Cluster()
+    monkeypatch.setattr(nodes_module, "Nursery", lambda *program: made.nursery)
     yield made
     made.nodes.__exit__(None, None, None)
     made.threads.shutdown()
@@ -120,12 +111,13 @@ def test_agents_start_and_end_their_ranks(cluster):
             nodes.end()
             assert nodes.last_words == ["Node 1 (host1) printed last:\nlast words"]
     agent.result(20.0)
-    (nursery,) = MADE
     asked = [replace(launch, node_rank=1) for launch in starts]
-    assert nursery.done == ["start", asked[0], "end", "start", asked[1], "end", "close"]
-    assert starts[0].rdzv_id != starts[1].rdzv_id
-    assert starts[0].token != starts[1].token
-    assert asked[0].allocator == "native"
+    first, second = asked
+    done = ["start", first, "end", "start", second, "end", "close"]
+    assert cluster.nursery.done == done
+    assert first.rdzv_id != second.rdzv_id
+    assert first.token != second.token
+    assert first.allocator == "native"
 
 
 def test_agents_are_told_why_node_0_fails(cluster):
@@ -134,10 +126,10 @@ def test_agents_are_told_why_node_0_fails(cluster):
         nodes.gather(20.0)
         nodes.start("auto")
         raise UsageError("no such manifest", "Name another.")
-    with pytest.raises(ProbeError, match="node 0 has ended: no such man") as ended:
+    message = r"node 0 has ended: no such manifest\nName another."
+    with pytest.raises(ProbeError, match=message):
         agent.result(20.0)
-    assert ended.value.hint == "Name another."
-    assert MADE[0].done[-2:] == ["end", "close"]
+    assert cluster.nursery.done[-2:] == ["end", "close"]
 
 
 def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster):
@@ -147,27 +139,11 @@ def test_an_agent_ends_its_ranks_if_node_0_is_gone(cluster):
     cluster.nodes._agents[1].channel.close()
     with pytest.raises(ProbeError, match=r"node 0 \(.*\) has closed the connection"):
         agent.result(20.0)
-    assert MADE[0].done[-2:] == ["end", "close"]
-
-
-def test_nodes_that_differ_are_refused_on_both_sides(cluster):
-    agent = cluster.agent(1, PyTorch="2.12.1")
-    with (
-        pytest.raises(ProbeError) as refused,
-        cluster.nodes as nodes,
-    ):
-        nodes.gather(20.0)
-    message = (
-        "node 1 (host1) differs: PyTorch is 2.12.1 there, 2.13.0 on node 0 (host0)"
-    )
-    assert str(refused.value) == message
-    with pytest.raises(ProbeError) as told:
-        agent.result(20.0)
-    assert str(told.value) == f"node 0 has ended: {message}"
+    assert cluster.nursery.done[-2:] == ["end", "close"]
 
 
 def test_two_nodes_of_one_rank_are_refused(monkeypatch):
-    monkeypatch.setattr(nodes_module, "Nursery", MadeNursery)
+    monkeypatch.setattr(nodes_module, "Nursery", lambda *program: MadeNursery())
     cluster = Cluster(3)
     agents = [cluster.agent(1) for _ in range(2)]
     message = "both host1 and host1 say that they are node 1"
@@ -204,24 +180,27 @@ def test_strangers_are_turned_away(cluster):
 
 
 def test_a_node_that_never_comes_is_named(cluster):
-    with pytest.raises(ProbeError) as missing:
-        cluster.nodes.gather(0.0)
     port = cluster.port
-    assert str(missing.value).startswith("no sign of node 1 of 2 within 0 s at 127.0.")
-    assert str(missing.value).endswith(f":{port + 1}")
-    assert f"TCP ports {port} to {port + 2} of 127.0.0.1" in missing.value.hint
+    message = f"^no sign of node 1 of 2 within 0 s at 127.0.0.1:{port + 1}\n"
+    hint = f".*TCP ports {port} to {port + 2} of 127.0.0.1"
+    with pytest.raises(ProbeError, match=message + hint):
+        cluster.nodes.gather(0.0)
 
 
-def test_a_node_that_goes_is_named(cluster):
+def test_a_node_that_goes_in_a_trial_is_named(cluster):
     channel = cluster.stranger(encode(greeting_of(1)) + b"\n")
-    nodes = cluster.nodes
-    nodes.gather(20.0)
-    nodes.start("auto")
-    channel.close()
-    nodes.end()
-    for act in (nodes.check, partial(nodes.start, "auto")):
-        with pytest.raises(ProbeError, match=r"lost node 1 \(host1\): batchtune has"):
-            act()
+    cluster.nodes.gather(20.0)
+    here = replace(test_supervisor.SETTINGS, nproc_per_node=1, nnodes=2)
+    ended = WorkerLost("crash", "has ended")
+    lost = r"lost node 1 \(host1\): batchtune has"
+    with Supervisor(here, nodes=cluster.nodes) as supervisor:
+        supervisor._nursery = test_supervisor.MadeNursery(ended)
+        supervisor.start()
+        channel.close()
+        with pytest.raises(ProbeError, match=lost):
+            supervisor.measure(SMALL, 0)
+        with pytest.raises(ProbeError, match=lost):
+            supervisor.start()
 
 
 def test_a_node_may_start_again_while_others_are_awaited(cluster):
@@ -233,20 +212,12 @@ def test_a_node_may_start_again_while_others_are_awaited(cluster):
     agent.result(20.0)
 
 
-def test_what_is_not_node_0_is_told():
-    port = free_ports()
-    with (
-        socket.create_server(("127.0.0.1", port + 1)) as listener,
-        ThreadPoolExecutor() as threads,
-    ):
-        agent = threads.submit(
-            serve_node_0, launch_of(1, 2, port), greeting_of(1), 20.0
-        )
-        channel, _ = listener.accept()
-        with channel:
-            channel.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-            with pytest.raises(ProbeError, match="is not batchtune"):
-                agent.result(20.0)
+def test_what_is_not_node_0_is_told(cluster):
+    agent = cluster.agent(1)
+    cluster.nodes.gather(20.0)
+    cluster.nodes._agents[1].channel.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(ProbeError, match="is not batchtune"):
+        agent.result(20.0)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
@@ -264,56 +235,8 @@ def test_ranks_of_several_machines_need_them():
         Supervisor(replace(settings(), nproc_per_node=1, nnodes=2))
 
 
-AGENT = """
-import sys
-sys.path[:0] = {folders}
-from test_nodes import greeting_of, launch_of
-from batchtune.probe.nodes import serve_node_0
-serve_node_0(launch_of(1, 2, {port}), greeting_of(1), 60.0)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_rank_may_fail_on_another_node_but_no_node_may_be_lost(tmp_path):
-    """A rank there is killed, and all ranks start anew on both nodes; then the agent is, in the middle of a trial."""
-    folders = [str(folder) for folder in Path(__file__).parents[:2]]
-    port = free_ports()
-    with Nodes(launch_of(0, 2, port), greeting_of(0)) as nodes:
-        agent = subprocess.Popen(
-            [sys.executable, "-c", AGENT.format(folders=folders, port=port)]
-        )
-        nodes.gather(60.0)
-        here = replace(
-            settings("TellsWhenItHangs", path=str(tmp_path / "hangs")),
-            nproc_per_node=1,
-            nnodes=2,
-        )
-        with (
-            Supervisor(here, lengths=LENGTHS, nodes=nodes) as supervisor,
-            ThreadPoolExecutor() as threads,
-        ):
-            device = supervisor.start()
-            assert (device.world_size, device.nnodes) == (2, 2)
-            killed = supervisor.measure(FAULT, 0).trial
-            assert killed.outcome == "crash"
-            host = socket.gethostname()
-            assert killed.error == f"rank 1: its process on node 1 ({host}) ended"
-            assert supervisor.measure(SMALL, 1).trial.outcome == "ok"
-            trial = threads.submit(supervisor.measure, BatchShape(4, 100.0), 2)
-            wait_for(tmp_path / "hangs")
-            # Nursery, leader, torchrun and its rank.
-            assert len(processes_of(agent.pid)) == 4
-            agent.kill()
-            with pytest.raises(ProbeError, match=r"lost node 1 \(host1\)"):
-                trial.result()
-    agent.wait()
-    assert gone(agent.pid)
-    assert not ours()
-
-
 def two_nodes(folder, command, *others):
-    """What becomes of the command on two nodes, which have folders of their own, of node 0 first."""
+    """What two nodes with folders of their own print, say and end with, of node 0 first."""
     started = []
     endpoint = f"127.0.0.1:{free_ports()}"
     for node in range(2):
@@ -334,47 +257,51 @@ def two_nodes(folder, command, *others):
                 text=True,
             )
         )
-    ended = []
-    for process in started:
-        printed, said = process.communicate()
-        ended.append(
-            subprocess.CompletedProcess(process.args, process.returncode, printed, said)
-        )
-        assert gone(process.pid)
+    ended = [(*process.communicate(), process.returncode) for process in started]
+    assert all(gone(process.pid) for process in started)
     return ended
 
 
-def write_lengths(folder):
+def write_manifest(folder):
     folder.mkdir()
-    rows = [f"{number},{24 + 76 * (number % 4)}\n" for number in range(2000)]
-    (folder / "lengths.csv").write_text("id,tokens\n" + "".join(rows))
+    write_lengths(folder / "lengths.csv", [24, 100, 176, 252] * 500, "tokens")
 
 
 def probing(command, *further):
     return [
-        *(command, "lengths.csv", "--workload", f"{GANG}:ByLength", "--device", "cpu"),
-        *("--memory", "460MiB", "--memory-fraction", "1", "--num-lengths", "2"),
-        *("--setup-timeout", "300", *further),
+        command,
+        "lengths.csv",
+        "--workload",
+        f"{GANG}:ByLength",
+        "--device",
+        "cpu",
+        "--memory",
+        "460MiB",
+        "--memory-fraction",
+        "1",
+        "--num-lengths",
+        "2",
+        "--setup-timeout",
+        "300",
+        *further,
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
-    write_lengths(tmp_path / "node0")
+    write_manifest(tmp_path / "node0")
     tune = probing("tune", "--nproc-per-node", "1", "--num-buckets", "2")
     tune += ["--verify", "--verify-steps", "3", "--time-tolerance", "1000"]
-    node_0, node_1 = two_nodes(tmp_path, tune)
-    assert (node_0.returncode, node_1.returncode) == (0, 0), node_0.stderr
-    assert node_1.stdout == ""
+    (_, said, code), (printed_by_1, _, code_of_1) = two_nodes(tmp_path, tune)
+    assert (code, code_of_1) == (0, 0), said
+    assert printed_by_1 == ""
     # Node 1 has no manifest, and writes nothing.
     assert list((tmp_path / "node1").iterdir()) == []
     run = tmp_path / "node0" / "batchtune-run"
     assert (run / "verify.json").exists()
     of_nodes = read_result(run / "probe.json", Probe)
-    assert of_nodes.settings["nnodes"] == 2
     assert (of_nodes.device.nnodes, of_nodes.device.world_size) == (2, 2)
-    assert all(trial.rank in (0, 1) for trial in of_nodes.trials)
     assert [rank.rank for rank in of_nodes.device.ranks] == [0, 1]
     with Supervisor(settings("ByLength"), lengths=LENGTHS) as supervisor:
         outcomes = [
@@ -388,12 +315,10 @@ def test_two_nodes_find_what_fits_on_two_ranks(tmp_path):
 
 @pytest.mark.process
 def test_nodes_with_other_options_are_refused(tmp_path):
-    write_lengths(tmp_path / "node0")
+    write_manifest(tmp_path / "node0")
     command = probing("tune", "--nproc-per-node", "1")
     ended = two_nodes(tmp_path, command, "--memory", "300MiB")
-    for process in ended:
-        assert process.returncode == 1
-        assert "--memory is 300MiB there, 460MiB on node 0" in " ".join(
-            process.stderr.split()
-        )
+    for _, said, code in ended:
+        assert code == 1
+        assert "--memory is 300MiB there, 460MiB on node 0" in " ".join(said.split())
     assert not (tmp_path / "node0" / "batchtune-run").exists()

@@ -5,10 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from worker_processes import comes_true
 
 pytestmark = [
     pytest.mark.process,
@@ -40,12 +40,6 @@ time.sleep(1000)
 """
 
 
-def send_start(control, workers, output=2):
-    folder = os.open(".", os.O_RDONLY)
-    socket.send_fds(control, [b"start"], [workers.fileno(), output, folder])
-    os.close(folder)
-
-
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """`start("exit 3")`: a nursery whose worker is a shell in an empty folder, and our end of its control socket."""
@@ -63,7 +57,9 @@ def start(tmp_path, monkeypatch):
                 start_new_session=True,
             )
             started.append((process, control))
-            send_start(control, workers, output)
+            folder = os.open(".", os.O_RDONLY)
+            socket.send_fds(control, [b"start"], [workers.fileno(), output, folder])
+            os.close(folder)
         control.settimeout(20)
         assert control.recv(64) == b"started"
         return process, control
@@ -81,25 +77,22 @@ def exit_code(control):
 
 
 def daemon():
-    deadline = time.monotonic() + 20
-    while not (text := Path("daemon").read_text() if Path("daemon").exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return int(text)
+    said = Path("daemon")
+    assert comes_true(lambda: said.exists() and said.read_text())
+    return int(said.read_text())
 
 
 def ends(pid):
     """Whether a process ends soon."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def has_ended():
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return True
-        if state in "ZX":
-            return True
-        time.sleep(0.01)
-    return False
+        return stat.rpartition(")")[2].split()[0] in "ZX"
+
+    return comes_true(has_ended)
 
 
 def test_a_worker_that_can_not_be_started_is_told(start):

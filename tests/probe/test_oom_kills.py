@@ -13,19 +13,18 @@ def test_this_machine_has_a_count():
 
 def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(monkeypatch):
     cases = {
-        (3, 3): False,
-        (3, 4): True,
-        (None, None): True,
-        (3, None): False,
-        (None, 3): False,
+        (3, 3): "crash",
+        (3, 4): "oom",
+        (None, None): "oom",
+        (3, None): "crash",
+        (None, 3): "crash",
     }
-    for (before, after), killed in cases.items():
+    for (before, after), outcome in cases.items():
         monkeypatch.setattr(
             "batchtune.processes.worker.oom_kills", lambda after=after: after
         )
-        outcome, how = judged_end(-signal.SIGKILL, "", before)
-        assert outcome == ("oom" if killed else "crash"), (before, after)
-        assert how == "was killed by SIGKILL"
+        judged = judged_end(-signal.SIGKILL, "", before)
+        assert judged == (outcome, "was killed by SIGKILL"), (before, after)
 
 
 @pytest.mark.parametrize(

@@ -5,31 +5,32 @@ import select
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import made_trials
 import pytest
 from msgspec.structs import replace
 
 import batchtune
 from batchtune.probe import ranks as ranks_module
 from batchtune.probe.ranks import RankPlace, Ranks, cause_of
-from batchtune.probe.requests import Hello, Ran, RunTrial, Vote
+from batchtune.probe.requests import Hello, RunTrial, Vote
 from batchtune.processes.worker import OUTERMOST_FRAME, Failed, encode
-from batchtune.results import BatchShape, Trial
+from batchtune.results import BatchShape
 
 SHAPE = BatchShape(4, 3.0)
 RUN = RunTrial(shape=SHAPE)
 TOKEN = "0123"
 
 
-def ran(outcome="ok", error=None):
-    return Ran(trial=Trial.of(SHAPE, outcome, error=error))
+ran = partial(made_trials.ran, SHAPE)
 
 
 class MadeRank:
     """A rank's side of its connection."""
 
-    def __init__(self, port, rank):
-        self.channel = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, listener, rank):
+        self.channel = socket.create_connection(listener.getsockname())
         self.replies = self.channel.makefile("rb")
         self.place = RankPlace(self.channel, self.replies, rank, 2)
         self.place.say(self.place.hello(TOKEN))
@@ -40,23 +41,17 @@ class MadeRank:
 
 
 class Led:
-    """Two ranks and what leads them."""
+    """Two ranks and what leads them; the first of them says how many there are."""
 
-    def __init__(self):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            self.ranks = Ranks(listener, TOKEN, 2, lambda: "last words", None)
-            strangers = [
-                socket.create_connection(("127.0.0.1", port)) for _ in range(100)
-            ]
-            # All but two say nothing, one speaks another language, one does not know the token.
-            strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
-            hello = Hello(token="nöne", rank=0, world_size=2, host="", pid=1)
-            strangers[2].sendall(encode(hello) + b"\n")
-            self.made = [MadeRank(port, rank) for rank in (1, 0)][::-1]
-            assert self.ranks.accept(20.0, lambda: False)
-            for stranger in strangers:
-                stranger.close()
+    def __init__(self, listener):
+        self.ranks = Ranks(listener, TOKEN, None, lambda: "last words", None)
+        stranger = socket.create_connection(listener.getsockname())
+        unknown = Hello(token="nöne", rank=0, world_size=3, host="", pid=1)
+        stranger.sendall(encode(unknown) + b"\n")
+        self.made = [MadeRank(listener, rank) for rank in (1, 0)][::-1]
+        assert self.ranks.accept(20.0, lambda: False)
+        assert (self.ranks.world_size, self.ranks.connected) == (2, [0, 1])
+        stranger.close()
         self.threads = ThreadPoolExecutor()
 
     def gather(self, *acts, seconds=20.0):
@@ -83,12 +78,18 @@ class Led:
 
 
 @pytest.fixture
-def led(monkeypatch):
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+@pytest.fixture
+def led(monkeypatch, listener):
     monkeypatch.setattr(ranks_module, "_GRACE_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_CAUGHT_SECONDS", 0.3)
     monkeypatch.setattr(ranks_module, "_STACK_SECONDS", 0.1)
     monkeypatch.setattr(ranks_module, "_ENDING_SECONDS", 0.1)
-    made = Led()
+    made = Led(listener)
     yield made
     made.close()
 
@@ -146,11 +147,12 @@ def test_all_ranks_take_the_decision_of_any(led):
 @pytest.mark.parametrize(
     ("first", "second", "cause", "words"),
     [
-        (saying(Vote(value=1)), saying(ran("oom", "out of memory")), "oom", None),
+        (saying(Vote(value=1)), saying(ran("oom", error="out of memory")), "oom", None),
         (
             nothing,
             saying(Vote(value=1, caught="out of memory")),
-            *("oom", "^caught by the workload"),
+            "oom",
+            "^caught by the workload",
         ),
         (nothing, closing, "crash", "closed its channel.*last words$"),
         (nothing, sending(b"step 1\n"), "crash", "said b'step 1' over its channel"),
@@ -185,8 +187,6 @@ def test_a_rank_of_another_node_just_ends(led):
 STEP = '"/me/train.py", line 12 in step'
 WAITS = stack('"/lib/site-packages/torch/x.py", line 28 in wait', STEP)
 WORKS = stack('"/lib/train.py", line 28 in wait', STEP)
-OURS = f'"{batchtune.__path__[0]}/probe/x.py", line 9 in read'
-HAS_LEFT = stack('"/lib/socket.py", line 706 in readinto', OURS)
 
 
 @pytest.mark.parametrize(("first", "hanging"), [(WAITS, [1]), (WORKS, [0, 1])])
@@ -198,44 +198,32 @@ def test_ranks_that_hang_say_where(led, first, hanging):
 
 
 def test_a_rank_that_left_its_step_does_not_hang(led):
-    replies = led.gather(printing(WAITS), printing(HAS_LEFT), seconds=0.5)
+    ours = f'"{batchtune.__path__[0]}/probe/x.py", line 9 in read'
+    has_left = stack('"/lib/socket.py", line 706 in readinto', ours)
+    replies = led.gather(printing(WAITS), printing(has_left), seconds=0.5)
     assert causes(replies) == {1: "timeout"}
     assert replies[1].message.endswith(
         "it has left its step, and other ranks have not: rank 0 waits at train.py, line 12, in step"
     )
 
 
-def test_ranks_that_never_come_are_not_waited_for():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ranks = Ranks(listener, TOKEN, 2, str, None)
-        assert not ranks.accept(20.0, lambda: True)
-        assert not ranks.accept(0.0, lambda: False)
-        assert ranks.missing == [0, 1]
-
-
-def test_the_first_rank_says_how_many_there_are():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ranks = Ranks(listener, TOKEN, None, str, None)
-        made = [MadeRank(listener.getsockname()[1], rank) for rank in (1, 0)]
-        assert ranks.accept(20.0, lambda: False)
-    assert (ranks.world_size, ranks.connected) == (2, [0, 1])
+def test_ranks_that_never_come_are_not_waited_for(listener):
+    ranks = Ranks(listener, TOKEN, 2, str, None)
+    assert not ranks.accept(20.0, lambda: True)
+    assert not ranks.accept(0.0, lambda: False)
+    assert ranks.missing == [0, 1]
+    made = MadeRank(listener, 0)
+    assert not ranks.accept(20.0, lambda: False, apart_seconds=0.0)
+    assert ranks.missing == [1]
+    made.close()
     ranks.close()
-    for rank in made:
-        rank.close()
 
 
-def test_a_rank_that_fails_before_all_came_ends_the_wait():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ranks = Ranks(listener, TOKEN, None, str, None)
-        made = MadeRank(listener.getsockname()[1], 1)
-        made.place.say(Failed(message="no optimizer stepped"))
-        assert ranks.accept(20.0, lambda: False)
-        assert causes(ranks.gather(20.0)) == {1: "error"}
-        late = Ranks(listener, TOKEN, None, str, None)
-        other = MadeRank(listener.getsockname()[1], 0)
-        assert not late.accept(20.0, lambda: False, apart_seconds=0.0)
-        assert late.connected == [0]
-    for rank in (made, other):
-        rank.close()
+def test_a_rank_that_fails_before_all_came_ends_the_wait(listener):
+    ranks = Ranks(listener, TOKEN, None, str, None)
+    made = MadeRank(listener, 1)
+    made.place.say(Failed(message="no optimizer stepped"))
+    assert ranks.accept(20.0, lambda: False)
+    assert causes(ranks.gather(20.0)) == {1: "error"}
+    made.close()
     ranks.close()
-    late.close()

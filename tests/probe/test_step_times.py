@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from batchtune.probe.attempt import MOST_TIMED_STEPS, enough, interquartile_range
 
 
-def timed(*seconds, brief=False):
+def timed(*seconds):
     """After how many steps it is enough, when the times come round again and again."""
     taken = []
-    while not enough(taken, brief=brief):
+    while not enough(taken):
         taken.append(seconds[len(taken) % len(seconds)])
     return len(taken)
 

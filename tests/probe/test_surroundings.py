@@ -1,4 +1,4 @@
-"""What surrounds a training step: gradients that DDP copies, and the settings that are recorded."""
+"""What surrounds a training step: gradients that DDP copies, settings that are recorded, whether parameters change."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batchtune.probe.devices import describe_environment
-from batchtune.workloads import gradient_bytes
+from batchtune.workloads import TrainingCheck, drop_gradients, gradient_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +24,6 @@ def nothing_of_other_tests_is_trained():
     yield
     for parameter in live:
         parameter.requires_grad_(True)
-
-
-def test_the_gradients_of_what_an_optimizer_trains_are_counted():
-    model = torch.nn.Linear(100, 10)
-    optimizer = torch.optim.AdamW(model.parameters())
-    assert gradient_bytes() == (100 * 10 + 10) * 4
-    del optimizer
 
 
 def test_a_model_without_an_optimizer_does_not_count():
@@ -66,3 +59,53 @@ def test_variables_are_recorded_where_they_are_set(monkeypatch):
     }
     monkeypatch.setattr(os, "environ", variables)
     assert describe_environment() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def with_an_optimizer(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+
+
+def through_data(model):
+    model.weight.data.sub_(1.0)
+
+
+def without_an_optimizer_step(model):
+    model(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (with_an_optimizer, [True, True, True]),
+        (through_data, [None, True, True]),
+        (without_an_optimizer_step, [None, False, False]),
+    ],
+)
+def test_a_change_is_seen_however_it_is_written(step, expected):
+    model = torch.nn.Linear(4, 2)
+    training = TrainingCheck()
+    for has_changed in expected:
+        step(model)
+        assert training.has_changed() is has_changed
+
+
+def test_a_model_that_was_replaced_is_neither_known_nor_kept():
+    model = torch.nn.Linear(4, 2)
+    training = TrainingCheck()
+    del model
+    assert training.has_changed() is None
+
+
+def test_gradients_are_dropped_but_not_those_in_a_buffer():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    buffer = torch.zeros(8)
+    model.weight.grad = buffer.view(2, 4)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    drop_gradients()
+    assert model.bias.grad is None
+    assert model.weight.grad is not None
+    assert buffer.tolist() == [1.0] * 8

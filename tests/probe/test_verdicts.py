@@ -1,5 +1,8 @@
 """One reply of all ranks' replies, made here: what counts of several, and which failure explains the others."""
 
+from functools import partial
+
+import made_trials
 import pytest
 from made_devices import made_device
 from msgspec.structs import replace
@@ -8,27 +11,24 @@ from batchtune.probe.failures import message_verdict
 from batchtune.probe.ranks import merged
 from batchtune.probe.requests import Prepare, Ran, Ready, RunTrial
 from batchtune.processes.worker import Failed
-from batchtune.results import BatchShape, ProbedWith, RankDevice, Trial
+from batchtune.results import BatchShape, ProbedWith, RankDevice
 
 SHAPE = BatchShape(4, 3.0)
-RUN = RunTrial(shape=SHAPE, timeout_seconds=15.0)
+RUN = RunTrial(shape=SHAPE)
 PREPARE = Prepare(
     workload="w",
     options={},
-    settings=ProbedWith(nproc_per_node=2),
+    settings=ProbedWith(),
     limit_bytes=None,
     examples=0,
-    timeout_seconds=60.0,
 )
 OOM = "RuntimeError: CUDA out of memory"
 DISGUISED = "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"
-CAUGHT = f"caught by the workload, and other ranks waited for that step: {OOM}"
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 OWN = "ValueError: tokens and labels differ"
 
 
-def ran(outcome="ok", error=None, **facts):
-    return Ran(trial=Trial.of(SHAPE, outcome, error=error, **facts), stage="step")
+ran = partial(made_trials.ran, SHAPE)
 
 
 def failed(outcome, message, **facts):
@@ -60,18 +60,18 @@ def test_the_worst_of_all_ranks_counts():
     assert reply.renew
 
 
+PASSED = ran()
+OUT = ran("oom", error=OOM)
+MISTAKEN = ran("error", error=OWN)
+LOST = ran("error", error=GLOO)
 KILLED = failed("crash", "its process was killed by SIGKILL")
 HANGS = failed("timeout", "no answer within 15 s; it hangs at train.py, line 28")
 # What goes wrong on a rank → its reply, the outcome of all, and whether it counts among those out of memory.
 FAULTS = {
-    "out of memory": (ran("oom", OOM), "oom", True),
-    "caught": (failed("oom", CAUGHT), "oom", True),
+    "out of memory": (OUT, "oom", True),
     "killed for memory": (failed("oom", "std::bad_alloc"), "oom", True),
-    "in disguise": (ran("oom", DISGUISED), "oom", True),
-    "error": (ran("error", OWN), "error", False),
-    "sticky": (replace(ran("oom", OOM), renew=True), "oom", True),
+    "error": (MISTAKEN, "error", False),
     "killed": (KILLED, "crash", False),
-    "left": (failed("crash", "its process ended with exit code 3"), "crash", False),
     "hangs": (HANGS, "timeout", False),
 }
 
@@ -81,20 +81,18 @@ FAULTS = {
     "others",
     [
         {},  # none has answered: they wait for it
-        {0: ran()},
-        {0: ran("error", GLOO)},
-        {0: ran("error", GLOO), 1: ran(), 2: ran("error", GLOO)},
+        {0: PASSED},
+        {0: LOST},
     ],
-    ids=["waiting", "passed", "lost", "all kinds"],
+    ids=["waiting", "passed", "lost"],
 )
 def test_a_fault_of_one_rank_is_the_result_of_all(others, fault):
     """A lost connection follows from another rank's fault, if the other one did not only fail to answer."""
     own, outcome, is_oom = FAULTS[fault]
-    lost = [rank for rank, reply in others.items() if reply.trial.outcome != "ok"]
     reply = merged({**others, 3: own}, RUN, 4)
     trial = reply.trial
-    if outcome == "timeout" and lost:
-        assert (trial.outcome, trial.rank) == ("crash", lost[0])
+    if outcome == "timeout" and LOST in others.values():
+        assert (trial.outcome, trial.rank) == ("crash", 0)
         return
     error = own.trial.error if isinstance(own, Ran) else own.message
     assert (trial.outcome, trial.rank) == (outcome, 3)
@@ -104,25 +102,15 @@ def test_a_fault_of_one_rank_is_the_result_of_all(others, fault):
     assert reply.renew
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_all_ranks_is_the_first_ones(fault):
-    own, outcome, is_oom = FAULTS[fault]
-    reply = merged(dict.fromkeys([1, 0, 2], own), RUN, 3)
-    trial = reply.trial
-    assert (trial.outcome, trial.rank) == (outcome, 1)
-    assert trial.oom_ranks == ([0, 1, 2] if is_oom else [])
-    assert reply.renew
-
-
 @pytest.mark.parametrize(
     ("replies", "outcome", "rank", "error"),
     [
         # The other's own error was only quicker.
-        ([ran("error", OWN), ran("oom", OOM)], "oom", 1, OOM),
-        ([KILLED, ran("oom", OOM)], "oom", 1, OOM),
-        ([KILLED, ran("error", OWN)], "error", 1, OWN),
+        ([MISTAKEN, OUT], "oom", 1, OOM),
+        ([KILLED, OUT], "oom", 1, OOM),
+        ([KILLED, MISTAKEN], "error", 1, OWN),
         ([HANGS, KILLED], "crash", 1, KILLED.message),
-        ([ran("error", GLOO), ran("error", GLOO)], "crash", 0, GLOO),
+        ([LOST, LOST], "crash", 0, GLOO),
     ],
 )
 def test_of_several_faults_the_one_that_explains_others_counts(
@@ -133,14 +121,16 @@ def test_of_several_faults_the_one_that_explains_others_counts(
     assert reply.trial.error == f"rank {rank}: {error}"
 
 
-def test_an_oom_in_disguise_is_still_one_with_the_ranks_name():
-    reply = merged({1: ran("oom", DISGUISED)}, RUN, 2)
+def test_of_faults_alike_the_first_counts_and_all_ooms():
+    reply = merged(dict.fromkeys([1, 0, 2], ran("oom", error=DISGUISED)), RUN, 3)
+    assert (reply.trial.rank, reply.trial.oom_ranks) == (1, [0, 1, 2])
+    # It is still in disguise, with the rank's name.
     assert message_verdict(reply.trial.error) == "disguised"
 
 
 def test_where_a_ranks_error_was_raised_is_kept():
-    own = replace(ran("error", OWN), stage="make_batch", traceback="train.py, line 3")
-    reply = merged({0: ran("error", GLOO), 1: own}, RUN, 2)
+    own = replace(MISTAKEN, stage="make_batch", traceback="train.py, line 3")
+    reply = merged({0: LOST, 1: own}, RUN, 2)
     assert (reply.stage, reply.traceback) == ("make_batch", "train.py, line 3")
 
 
@@ -153,23 +143,14 @@ def device(rank, limit_bytes, **facts):
         outside_bytes=facts["outside_bytes"],
         base_bytes=rank,
     )
-    given = {"limit_bytes": limit_bytes, "ranks": [own], "world_size": 2, **facts}
-    return made_device(**given)
+    return made_device(limit_bytes=limit_bytes, ranks=[own], world_size=2, **facts)
 
 
 def test_the_device_is_what_every_rank_has():
-    replies = {
-        1: Ready(device=device(1, 700, free_bytes=800, outside_bytes=90)),
-        0: Ready(device=device(0, 900, free_bytes=950, outside_bytes=80)),
-    }
-    reply = merged(replies, PREPARE, 2)
-    merged_device = reply.device
-    assert (merged_device.limit_bytes, merged_device.free_bytes) == (700, 800)
-    assert (merged_device.outside_bytes, merged_device.world_size) == (90, 2)
-    assert [
-        (rank.rank, rank.limit_bytes, rank.outside_bytes, rank.base_bytes)
-        for rank in merged_device.ranks
-    ] == [(0, 900, 80, 0), (1, 700, 90, 1)]
+    less = device(1, 700, free_bytes=800, outside_bytes=90)
+    more = device(0, 900, free_bytes=950, outside_bytes=80)
+    reply = merged({1: Ready(device=less), 0: Ready(device=more)}, PREPARE, 2)
+    assert reply.device == replace(less, ranks=[*more.ranks, *less.ranks])
 
 
 @pytest.mark.parametrize(
@@ -177,7 +158,9 @@ def test_the_device_is_what_every_rank_has():
     [
         (
             [failed("error", GLOO, stage="setup"), failed("error", OWN, stage="step")],
-            *("error", "step", f"rank 1: {OWN}"),
+            "error",
+            "step",
+            f"rank 1: {OWN}",
         ),
         ([failed("oom", OOM, stage="setup")], "oom", "setup", f"rank 0: {OOM}"),
         ([KILLED], "crash", "setup", f"rank 0: {KILLED.message}"),

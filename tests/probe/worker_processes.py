@@ -1,6 +1,8 @@
 """Finds the processes of this process's supervisors, wherever they are by now."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,12 +22,12 @@ def supervise(
     memory_bytes=1 << 30,
     **options,
 ):
-    """A supervisor of one of the faulty workloads, or of any other by its whole name.
+    """A supervisor of one of the faulty workloads.
 
     If its workers need other variables of the environment, they can't be `shared` with other tests.
     """
     settings = ProbeSettings(
-        workload=name if ":" in name else f"{FAULTY}:{name}",
+        workload=f"{FAULTY}:{name}",
         options=options,
         device="cpu",
         memory_bytes=memory_bytes,
@@ -37,14 +39,19 @@ def supervise(
     return supervisor
 
 
+def start_python(code, folder):
+    """A process that runs the code in a folder, and may import the tests' modules."""
+    tests = [str(path) for path in Path(__file__).parents[:2]]
+    code = f"import sys; sys.path[:0] = {tests}\n{code}"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=folder)
+
+
 def processes_of(supervisor):
     """All processes that a supervisor's process started, and all that those started, by their environment."""
     found = set()
-    for entry in Path("/proc").iterdir():
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            environment = (
-                (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            )
+            environment = (entry / "environ").read_bytes()
         except OSError:  # it has ended
             continue
         if f"\0{MARK}={supervisor}-".encode() in b"\0" + environment:
@@ -52,31 +59,19 @@ def processes_of(supervisor):
     return found
 
 
-def names_of(supervisor):
-    """What those processes run."""
-    return [
-        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        for pid in processes_of(supervisor)
-    ]
-
-
-def gone(supervisor, seconds=20.0):
-    """Whether they all end, within the time."""
+def comes_true(condition, seconds=60.0):
+    """Whether it does, within the time."""
     deadline = time.monotonic() + seconds
-    while processes_of(supervisor):
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True
 
 
-def wait_for(path, seconds=60.0):
-    """What a file holds, once it is there."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.01)
-    return path.read_text()
+def gone(supervisor):
+    """Whether they all end."""
+    return comes_true(lambda: not processes_of(supervisor))
 
 
 def ours():

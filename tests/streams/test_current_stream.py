@@ -68,15 +68,6 @@ def test_numels_in_samples_are_turned_into_the_unit(unit, factor, rate, target):
     assert found == pivot(target, target * 4 / 3)
 
 
-def test_numels_in_samples_without_a_rate_ask_for_it():
-    with pytest.raises(
-        UsageError,
-        match=r"a limit of 960,000 seems to be in samples, but the lengths are in s",
-    ) as error:
-        read(IN_SAMPLES)
-    assert "Add sample_rate=16000 to the settings" in error.value.hint
-
-
 def test_a_rate_for_lengths_that_are_no_time_is_an_error():
     with pytest.raises(
         UsageError,
@@ -129,70 +120,41 @@ def test_examples_longer_than_the_limit_are_noted():
             "Known are",
         ),
         (
-            "target_batch_numel=45,max_batch_numels=60,bufersize=3",
-            "unknown field `max_batch_numels`",
-            "buffersize",
-        ),
-        (
             "max_batch_length=600,num_buckets=20",
             "num_buckets says nothing about the batches",
             "Known are",
         ),
-        ("buffersize=100", "buffersize says nothing about the batches", "Known are"),
-        ("absent.yaml", "neither a file nor key=value settings", "target_batch_numel"),
+        (
+            IN_SAMPLES,
+            "a limit of 960,000 seems to be in samples, but the lengths are in s",
+            "Add sample_rate=16000 to the settings",
+        ),
         (
             "target_batch_numel=45,max_padding_ratio=20",
             "max_padding_ratio: must be a number of at most 1",
-            "",
-        ),
-        (
-            "target_batch_numel=0",
-            "target_batch_numel: must be a number of at least 1e-09",
-            "",
-        ),
-        (
-            "target_batch_numel=45,buffersize=0",
-            "buffersize: must be a whole number of at least 1",
-            "",
+            None,
         ),
     ],
 )
 def test_what_is_wrong_is_one_message(text, message, hint):
-    with pytest.raises(BatchtuneError) as error:
+    with pytest.raises(BatchtuneError, match=message) as error:
         read(text)
-    assert message in error.value.message and hint in (error.value.hint or "")
+    assert hint is None or hint in error.value.hint
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "len_key: signal",
-            "sampler_fn: !name:mine.sampler",
-            "sampler_fn is not indices_around_random_pivot",
-        ),
-        (
-            "valid_dynamic",
-            "more_dynamic",
-            "2 blocks of batching settings: batch.sampler_kwargs, more_dynamic",
-        ),
-        ("target: 720000", "target: !PLACEHOLDER", "!PLACEHOLDER"),
-    ],
-)
-def test_a_recipe_that_can_not_be_reproduced_is_refused(tmp_path, old, new, message):
-    with pytest.raises(ResultError, match=message):
-        of_file(tmp_path, RECIPE.replace(old, new))
+def test_a_recipe_with_a_sampler_of_its_own_is_refused(tmp_path):
+    named = "sampler_fn: !name:mine.sampler"
+    with pytest.raises(ResultError, match="sampler_fn is not indices_around_random"):
+        of_file(tmp_path, RECIPE.replace("len_key: signal", named))
 
 
 @pytest.mark.parametrize(
     "text", ["max_batch_length: 600\nnum_buckets: 20\n", "lr: 1\n"]
 )
 def test_a_file_without_settings_of_a_stream_is_refused(tmp_path, text):
-    with pytest.raises(ResultError) as error:
+    message = r"target_batch_numel.*\n.*--current key=value"
+    with pytest.raises(ResultError, match=message):
         of_file(tmp_path, text)
-    assert "target_batch_numel" in error.value.message and "--current key=value" in (
-        error.value.hint or ""
-    )
 
 
 def test_speechbrains_own_sampler_may_be_named(tmp_path):

@@ -1,10 +1,7 @@
 """Batches of a stream, from lengths alone: what must hold however the buffer is used."""
 
-from __future__ import annotations
-
 import bisect
-from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +21,6 @@ class Held(NamedTuple):
 LENGTHS = st.lists(st.integers(1, 12), max_size=120).map(
     lambda values: np.array(values, dtype=np.float64)
 )
-ALGORITHMS = st.sampled_from(["bucket", "pivot"])
-SPEECH = np.random.default_rng(0).gamma(4, 3, 4000) + 1
 
 
 @st.composite
@@ -49,54 +44,45 @@ def lists(made):
     ]
 
 
+def first_epoch(lengths, way):
+    return stream_batches(lengths, way, stream_random(0, 0))
+
+
 def fits(table, lengths, batch):
-    return int(table.batch_sizes[table.assign(lengths[batch].max(keepdims=True))[0]])
+    return table.batch_sizes[table.assign(lengths[batch].max(keepdims=True))[0]]
 
 
-def speech_table(buckets, max_batch_length=300):
-    edges = np.quantile(SPEECH, np.linspace(0, 1, buckets + 1)[1:])
-    return BucketTable(edges, batch_sizes_for(edges, max_batch_length))
-
-
-def of_speech(algorithm, table, buffer_size, epoch=0, **options):
-    return lists(
-        stream_batches(
-            SPEECH,
-            batching(algorithm, table, buffer_size, **options),
-            stream_random(0, epoch),
-        )
-    )
-
-
-@given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
-def test_sizes_and_buffer_hold_and_each_example_comes_once(
-    lengths, algorithm, table, buffer_size, shuffle, drop_last
+@pytest.mark.parametrize("algorithm", ["bucket", "pivot"])
+@given(
+    lengths=LENGTHS,
+    table=tables(),
+    ratio=st.none() | st.floats(0, 1),
+    buffer_size=st.integers(1, 60),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
+def test_sizes_padding_and_buffer_hold_for_each_example(
+    algorithm, lengths, table, ratio, buffer_size, shuffle, drop_last
 ):
-    way = batching(algorithm, table, buffer_size, shuffle=shuffle, drop_last=drop_last)
-    made = stream_batches(lengths, way, stream_random(0, 0))
+    way = batching(
+        algorithm,
+        table,
+        buffer_size,
+        max_padding_ratio=ratio,
+        shuffle=shuffle,
+        drop_last=drop_last,
+    )
+    made = first_epoch(lengths, way)
     batches = lists(made)
     for batch, read in zip(batches, made.read, strict=True):
         assert 1 <= len(batch) <= fits(table, lengths, batch)
         assert max(batch) < read
+        if algorithm == "pivot" and ratio is not None:
+            assert 1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9
     assert (made.read - np.concatenate([[0], made.ends])[:-1] <= buffer_size).all()
     left_out = set(range(lengths.size)) - set(made.examples.tolist())
     assert len(set(made.examples.tolist())) == made.examples.size
-    assert len(left_out) < (int(table.batch_sizes.max()) if drop_last else 1)
-
-
-@given(LENGTHS, tables(), st.floats(0, 1), st.integers(1, 60), st.booleans())
-def test_a_pivots_batch_keeps_the_padding_ratio(
-    lengths, table, ratio, buffer_size, shuffle
-):
-    way = batching(
-        "pivot", table, buffer_size, max_padding_ratio=ratio, shuffle=shuffle
-    )
-    batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
-    assert sorted(chain(*batches)) == list(range(lengths.size))
-    assert all(
-        1 - lengths[batch].mean() / lengths[batch].max() <= ratio + 1e-9
-        for batch in batches
-    )
+    assert len(left_out) < (table.batch_sizes.max() if drop_last else 1)
 
 
 def test_seeds_of_epochs_ranks_and_workers_are_their_own():
@@ -106,13 +92,14 @@ def test_seeds_of_epochs_ranks_and_workers_are_their_own():
 
 
 def test_a_buffer_that_holds_all_batches_gives_full_ones():
-    table = speech_table(8)
-    batches = of_speech("bucket", table, int(table.batch_sizes.sum()))
-    unfilled = [batch for batch in batches if len(batch) < fits(table, SPEECH, batch)]
-    mixed = [
-        batch for batch in batches if np.unique(table.assign(SPEECH[batch])).size > 1
-    ]
-    assert len(unfilled) <= 1 and len(mixed) <= table.num_buckets
+    speech = np.random.default_rng(0).gamma(4, 3, 4000) + 1
+    edges = np.quantile(speech, np.linspace(0, 1, 9)[1:])
+    table = BucketTable(edges, batch_sizes_for(edges, 300))
+    way = batching("bucket", table, int(table.batch_sizes.sum()))
+    batches = lists(first_epoch(speech, way))
+    unfilled = sum(len(batch) < fits(table, speech, batch) for batch in batches)
+    mixed = sum(np.ptp(table.assign(speech[batch])) > 0 for batch in batches)
+    assert unfilled <= 1 and mixed <= table.num_buckets
 
 
 @given(LENGTHS, st.integers(12, 60), st.floats(0, 1), st.integers(1, 40))
@@ -126,10 +113,9 @@ def test_a_pivots_batch_is_speechbrains(
         BucketTable(edges, batch_sizes_for(edges, most)),
         buffer_size,
         max_padding_ratio=ratio,
+        shuffle=False,  # the pivot is then the example that was read first
     )
-    # The pivot is then the example that was read first.
-    way = replace(way, shuffle=False)
-    batches = lists(stream_batches(lengths, way, stream_random(0, 0)))
+    batches = lists(first_epoch(lengths, way))
     held = []
     for place, length in enumerate(lengths.tolist()):
         bisect.insort(held, Held(length, place))
@@ -152,8 +138,6 @@ def test_a_rare_bucket_has_its_turn(shuffle):
     lengths = np.full(4000, 10.0)
     lengths[100] = 1.0
     table = BucketTable.of([1, 10], [50, 5])
-    made = stream_batches(
-        lengths, batching("bucket", table, 60, shuffle=shuffle), stream_random(0, 0)
-    )
+    made = first_epoch(lengths, batching("bucket", table, 60, shuffle=shuffle))
     (at,) = (number for number, batch in enumerate(lists(made)) if 100 in batch)
     assert 16 * 60 < made.read[at] <= 100 + 18 * 60
