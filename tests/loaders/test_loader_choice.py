@@ -71,14 +71,18 @@ def by_workers(arguments):
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    def tune(noise=0.0, seed=0, **given):
-        runner = MadeRunner(noise, seed, by_workers)
+    def tune(
+        noise=0.0,
+        seed=0,
+        seconds_of=by_workers,
+        on_progress=lambda progress: None,
+        **given,
+    ):
+        runner = MadeRunner(noise, seed, seconds_of)
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
+        settings = LoaderSettings(target="train.py:make", **given)
         return run_loader_tuning(
-            LoaderSettings(target="train.py:make", **given),
-            tmp_path,
-            force=True,
-            on_progress=lambda progress: None,
+            settings, tmp_path, force=True, on_progress=on_progress
         )
 
     return tune
@@ -122,13 +126,10 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned, step, bottleneck
     assert "the step waits for data" in headline
 
 
-def test_what_reproducing_takes_is_said_before(tmp_path, monkeypatch):
+def test_what_reproducing_takes_is_said_before(tuned):
     said = []
-    monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
-    settings = LoaderSettings(
-        target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True
-    )
-    run_loader_tuning(settings, tmp_path, on_progress=said.append)
+    sweep = {"num_workers": [0]}
+    tuned(sweep=sweep, check_reproducible=True, on_progress=said.append)
     (progress,) = [one for one in said if one.doing == "Comparing two epochs of"]
     assert progress.seconds == 120
 
@@ -142,19 +143,14 @@ def test_of_dali_reader_threads_are_too_few():
     assert "reader threads" in said and "worker" not in said
 
 
-def test_interrupted_it_keeps_what_it_has_measured(tmp_path, monkeypatch):
+def test_interrupted_it_keeps_what_it_has_measured(tuned, tmp_path):
     def interrupted(arguments):
         if arguments["num_workers"] == 2:
             raise KeyboardInterrupt
         return 0.01
 
-    monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, interrupted))
     with pytest.raises(KeyboardInterrupt):
-        run_loader_tuning(
-            LoaderSettings(target="a.py:make", sweep={"num_workers": [0, 1, 2]}),
-            tmp_path,
-            on_progress=lambda progress: None,
-        )
+        tuned(seconds_of=interrupted, sweep={"num_workers": [0, 1, 2]})
     found = read_tuning(tmp_path / "loader.json")
     assert found.interrupted and found.reason.startswith("Interrupted after")
     assert {row.workers for row in found.rows} == {0, 1}

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from cli.conftest import run_here_in, write_lengths
+from frames import Rows, collate
 from msgspec import structs
 from report_records import made_probe
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -34,7 +34,7 @@ from batchtune.configs import read_any_sampler_yaml
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.results import PROBE_FILE, last_recording, write_result
 from batchtune.scripts import running
-from batchtune.scripts.running import LENGTHS_FILE, random_batch_size, unlike, unsafe
+from batchtune.scripts.running import LENGTHS_FILE, random_batch_size, unsafe
 
 SCRIPT = Path(__file__).with_name("trained.py")
 LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
@@ -64,26 +64,9 @@ def folder(made_once):
     return made_once("tuned-for-scripts", make)
 
 
-def pad(examples):
-    return torch.nn.utils.rnn.pad_sequence(examples, True)
-
-
 def loader_of(lengths, **options):
     data = [torch.ones(int(length)) for length in lengths]
-    return DataLoader(data, collate_fn=pad, **options)
-
-
-class Rows(Dataset[Any]):
-    """Example i is 10 · LENGTHS[i] times its index."""
-
-    def __init__(self, lengths):
-        self.lengths = lengths
-
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, index):
-        return torch.full((10 * int(self.lengths[index]),), index)
+    return DataLoader(data, collate_fn=collate, **options)
 
 
 class Stream(IterableDataset[Any]):
@@ -184,7 +167,7 @@ def started(folder, tmp_path, monkeypatch):
 
 def rows_of(lengths, **options):
     options = {"batch_size": 4, **options}
-    return DataLoader(Rows(lengths), collate_fn=pad, **options)
+    return DataLoader(Rows(10 * lengths), collate_fn=collate, **options)
 
 
 def given_by(loader, options):
@@ -207,16 +190,14 @@ def trained_on(loader, options, *epochs, ahead=0):
     return steps
 
 
-@pytest.mark.parametrize("name", ["batchtune-run", "packed"])
-def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
-    options = started(name)
+def test_a_script_that_pads_gets_packed_batches_only_by_force(folder, started):
+    options = started("packed")
     loader = rows_of(LENGTHS)
-    if name == "packed":
-        with pytest.raises(SystemExit, match="it pads its batches"):
-            next(given_by(loader, options))
-        options["force"] = True
+    with pytest.raises(SystemExit, match="it pads its batches"):
+        next(given_by(loader, options))
+    options["force"] = True
     for epoch in range(2):
-        expected = recommended(folder, epoch, name)
+        expected = recommended(folder, epoch, "packed")
         assert running.length(loader, len, options) == len(expected)
         assert trained_on(loader, options, [1] * len(expected)) == expected
     assert running.length(rows_of(LENGTHS[:10]), len, options) == 3
@@ -462,8 +443,3 @@ def test_a_sampler_that_chooses_examples_is_noticed(sampler, chooses):
     loader = loader_of(LENGTHS, sampler=sampler, batch_size=4)
     assert ("chooses among" in (unsafe(loader, LENGTHS) or "")) == chooses
     assert unsafe(loader, LENGTHS, draws=False) is None
-
-
-def test_other_loaders_are_not_the_training_loader():
-    assert unlike(loader_of(LENGTHS), 60) is None
-    assert "makes whole batches" in unlike(loader_of(LENGTHS, batch_size=None), 60)[0]

@@ -124,7 +124,7 @@ def test_no_way_to_write_reaches_the_users_files(
     protection, options, tmp_path, monkeypatch
 ):
     layouts = make_layouts(tmp_path)
-    assert len(layouts) == 8 and len(WAYS) == 39
+    assert len(layouts) == 8 and len(WAYS) == 30
     monkeypatch.chdir(tmp_path / "project")
     # What Landlock can't forbid: a file's mode and times.
     metadata = protection != "landlock"

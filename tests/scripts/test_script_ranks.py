@@ -173,17 +173,6 @@ def test_torchrun_tells_how_a_silent_rank_has_ended():
         supervisor.start()
 
 
-def test_torchruns_report_does_not_hide_a_script_s_last_words():
-    report = (
-        "W1124 14:07:10.451000 26245 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 26319 "
-        "closing signal SIGTERM\n"
-        "Traceback (most recent call last):\n"
-    )
-    words = "[rank1]: ValueError: no such folder\n"
-    assert tail(words + report, lines=3) == words.strip()
-    assert tail(report, lines=1) == "Traceback (most recent call last):"
-
-
 def test_torchruns_banner_is_none_of_a_script_s_words():
     lines = ["*" * 41, "Setting OMP_NUM_THREADS environment variable", "*" * 41]
     logged = [
