@@ -346,6 +346,9 @@ def test_keys_say_which_leaf_is_the_length():
     for keys in ({"length_key": "tokens"}, {"target_key": "sig"}):
         assert Drawn(examples, pads, **keys).lengths == tokens
     assert Drawn(examples, pads, length_key="duration_in_manifest").targets == tokens
+    # Its own size never varies.
+    drawn = Drawn(SAME_SIGNAL, pads, length_key="duration")
+    assert drawn.lengths == list(range(10, 60))
 
 
 def with_column(name, item):
@@ -405,8 +408,3 @@ def test_a_third_length_needs_a_key():
     with pytest.raises(Unclear, match="notes axis 1 from 1 to 31") as raised:
         Drawn(with_column("notes", 0), pads_all)
     assert "--length-key" in str(raised.value.hint)
-
-
-def test_a_key_of_a_leaf_that_varies_is_taken():
-    drawn = Drawn(SAME_SIGNAL, pads, length_key="duration")
-    assert drawn.lengths == list(range(10, 60))

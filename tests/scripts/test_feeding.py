@@ -20,16 +20,12 @@ LARGE = BatchShape(30, 60.0)
 TOO_LARGE = BatchShape(40, 60.0)  # for the script, by its own fault
 
 
-def supervise(*command):
+def supervise(*command, lengths=LENGTHS, **changes):
+    given = {"memory_bytes": 1 << 30, "memory_fraction": 1.0, **changes}
     settings = ProbeSettings(
-        workload="a script",
-        options={},
-        command=list(command),
-        memory_bytes=1 << 30,
-        memory_fraction=1.0,
-        trial_timeout_seconds=120.0,
+        workload="a script", options={}, command=list(command), **given
     )
-    return Supervisor(settings, lengths=LENGTHS)
+    return Supervisor(settings, lengths=lengths)
 
 
 def check_growth(small, large, frames):

@@ -141,7 +141,6 @@ OFFSETS = torch.tensor([0, 5, 35, 35], dtype=torch.int32)
         (PADDED, BatchShape(3, 30)),
         (torch.ones(5), None),
         ("text", None),
-        (None, None),
         (torch.ones(0, 4), None),
     ],
 )

@@ -6,8 +6,7 @@ import os
 
 import torch
 from frames import Rows, collate
-from torch import distributed
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--workers", type=int, default=0)
@@ -30,14 +29,9 @@ def indices(batch):
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 data = Rows([10 + 70 * index % 230 for index in range(60)])
-sampler = None
-if "RANK" in os.environ and not asked.accelerate:
-    distributed.init_process_group("gloo")
-    sampler = DistributedSampler(data)
 loader = DataLoader(
     data,
     batch_size=4,
-    sampler=sampler,
     collate_fn=collate,
     num_workers=asked.workers,
 )
@@ -50,8 +44,6 @@ if asked.accelerate:
     loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
 say("length", 0, [len(loader), len(validation)])
 for epoch in range(2):
-    if sampler is not None:
-        sampler.set_epoch(epoch)
     for batch in loader:
         say("train", epoch, indices(batch))
         loss = model(batch.unsqueeze(-1)).mean()
