@@ -21,11 +21,9 @@ class MadeRunner:
     """Stands for LoaderRunner: each measurement is faster or slower by chance."""
 
     def __init__(self, noise, seed, seconds_of):
-        self.noise, self.random, self.seconds_of = (
-            noise,
-            random.Random(seed),
-            seconds_of,
-        )
+        self.noise = noise
+        self.random = random.Random(seed)
+        self.seconds_of = seconds_of
 
     def __call__(self, settings):
         return self
@@ -34,14 +32,15 @@ class MadeRunner:
         return None
 
     def inspect(self):
-        opened = {
-            "pid": 1,
-            "kind": "torch",
-            "takes": [],
-            "device": "cpu",
-            "device_name": "CPU",
-        }
-        return Opened(**opened, batches=BATCHES, dealt=True)
+        return Opened(
+            pid=1,
+            kind="torch",
+            takes=[],
+            device="cpu",
+            device_name="CPU",
+            batches=BATCHES,
+            dealt=True,
+        )
 
     def measure(self, arguments, request):
         batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)

@@ -27,9 +27,8 @@ class Asker:
         self.loaders = _Loaders()
 
     def open(self, name, arguments=None, **asked):
-        spec = name if ":" in name else f"{USERS}:{name}"
         every = {
-            "spec": spec,
+            "spec": f"{USERS}:{name}",
             "options": {},
             "kind": None,
             "arguments": arguments or {},

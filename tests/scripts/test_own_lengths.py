@@ -15,13 +15,18 @@ from batchtune.scripts.own_lengths import own_table, rows_in_order
 
 
 class Examples:
-    """A data set of three examples, with attributes."""
+    """A data set with attributes, which may make an example of each of its rows."""
 
-    def __init__(self, **attributes):
+    def __init__(self, count=3, example=None, **attributes):
         self.__dict__.update(attributes)
+        self.count = count
+        self.example = example
 
     def __len__(self):
-        return 3
+        return self.count
+
+    def __getitem__(self, index):
+        return self.example(self.rows[index])
 
 
 class Stream:
@@ -105,43 +110,28 @@ def test_examples_are_measured_if_the_data_set_holds_no_numbers(tmp_path):
 
 
 def test_the_column_is_used_that_the_examples_follow(tmp_path):
-    class Speech(Examples):
-        def __init__(self):
-            self.rows = [
-                {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
-                for n in range(300)
-            ]
+    def example(row):
+        return torch.zeros(int(float(row["duration"]) * 24000) // 256 + 1, 4)
 
-        def __len__(self):
-            return 300
-
-        def __getitem__(self, index):
-            frames = int(float(self.rows[index]["duration"]) * 24000) // 256 + 1
-            return torch.zeros(frames, 4)
-
+    rows = [
+        {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
+        for n in range(300)
+    ]
     path = tmp_path / "lengths.parquet"
-    pyarrow.parquet.write_table(measured(Speech(), padded), path)
+    pyarrow.parquet.write_table(
+        measured(Examples(300, example, rows=rows), padded), path
+    )
     read = load_lengths(str(path), ReadOptions())
     assert read.unit == "s" and read.longest == 8.7
 
 
 def test_texts_are_measured_whose_numbers_are_no_lengths():
-    class Spoken(Examples):
-        def __init__(self):
-            self.rows = [
-                {"speaker": n % 7, "text": "ab " * (9 + n % 50)} for n in range(90)
-            ]
-
-        def __len__(self):
-            return len(self.rows)
-
-        def __getitem__(self, index):
-            return self.rows[index]["text"]
-
     def tokenizing(texts):
         return padded([[len(word) for word in text.split()] for text in texts])
 
-    table = measured(Spoken(), tokenizing).to_pydict()
+    rows = [{"speaker": n % 7, "text": "ab " * (9 + n % 50)} for n in range(90)]
+    spoken = Examples(90, lambda row: row["text"], rows=rows)
+    table = measured(spoken, tokenizing).to_pydict()
     assert table["length"] == [9 + n % 50 for n in range(90)]
 
 
