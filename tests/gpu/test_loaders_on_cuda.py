@@ -1,39 +1,21 @@
 """Loaders whose batches go to a CUDA device."""
 
-import os
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from batchtune.loaders.worker import LoaderReply, Open, Opened, Take, Taken
-from batchtune.processes.worker import Failed, Nursery
+sys.path.insert(0, str(Path(__file__).parents[1] / "loaders"))
 
-USERS = Path(__file__).parents[1] / "loaders" / "loaders_of_users.py"
+from test_loader_worker import ProcessAsker
 
 
-def epoch(nursery, device, arguments):
-    nursery.start_worker()
-    asked = {
-        "spec": f"{USERS}:arguments",
-        "options": {},
-        "kind": None,
-        "seed": 1,
-    }
-    request = Open(
-        arguments=arguments,
-        processors=sorted(os.sched_getaffinity(0)),
-        device=device,
-        **asked,
-    )
-    opened = nursery.ask(request, (Opened, Failed), 120.0)
-    assert isinstance(opened, Opened), opened
-    taken = nursery.ask(
-        Take(batches=None, seconds=60.0, digests=True), (Taken, Failed), 120.0
-    )
-    assert isinstance(taken, Taken), taken
-    nursery.end_worker()
-    return opened, taken
+def epoch(device, arguments):
+    with closing(ProcessAsker()) as asker:
+        opened = asker.open("arguments", arguments, device=device)
+        return opened, asker.take(digests=True)
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -44,12 +26,8 @@ def test_batches_arrive_as_they_were_made(pinned, context):
         "pin_memory": pinned,
         "multiprocessing_context": context,
     }
-    nursery = Nursery("batchtune.loaders.worker", LoaderReply, {})
-    try:
-        opened, there = epoch(nursery, "cuda:0", arguments)
-        _, here = epoch(nursery, "cpu", {"num_workers": 2})
-    finally:
-        nursery.close()
+    opened, there = epoch("cuda:0", arguments)
+    _, here = epoch("cpu", {"num_workers": 2})
     assert opened.device_name == torch.cuda.get_device_name(0)
     assert there.complete
     assert there.digests == here.digests

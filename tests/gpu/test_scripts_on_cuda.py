@@ -3,24 +3,15 @@
 import sys
 
 from gpu.on_cuda import MIB
-from scripts.test_feeding import LENGTHS, SCRIPT
+from scripts.test_feeding import SCRIPT, supervise
 
-from batchtune.probe.settings import ProbeSettings
-from batchtune.probe.supervisor import Supervisor
 from batchtune.results import BatchShape
 
 
 def test_a_script_is_measured_and_limited_on_its_device(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = ProbeSettings(
-        workload="a script",
-        options={},
-        command=[sys.executable, str(SCRIPT), "cuda"],
-        device="cuda",
-        memory_bytes=256 * MIB,
-        memory_fraction=1.0,
-    )
-    with Supervisor(settings, lengths=LENGTHS) as supervisor:
+    command = (sys.executable, str(SCRIPT), "cuda")
+    with supervise(*command, device="cuda", memory_bytes=256 * MIB) as supervisor:
         device = supervisor.start()
         small, large, too_large, again = (
             supervisor.measure(BatchShape(size, 60.0), index).trial
@@ -33,6 +24,4 @@ def test_a_script_is_measured_and_limited_on_its_device(tmp_path, monkeypatch):
     # Of each frame: its 16 features, 256 activations forward and backward, and 16 outputs.
     growth = (large.peak_bytes or 0) - (small.peak_bytes or 0)
     assert 4 * 256 < growth / ((400 - 4) * 60) < 4 * (5 * 256 + 64)
-    script = device.script
-    assert script is not None
-    assert all(abs(twin.difference) <= 0.02 for twin in script.twins)
+    assert all(abs(twin.difference) <= 0.02 for twin in device.script.twins)

@@ -21,11 +21,9 @@ class MadeRunner:
     """Stands for LoaderRunner: each measurement is faster or slower by chance."""
 
     def __init__(self, noise, seed, seconds_of):
-        self.noise, self.random, self.seconds_of = (
-            noise,
-            random.Random(seed),
-            seconds_of,
-        )
+        self.noise = noise
+        self.random = random.Random(seed)
+        self.seconds_of = seconds_of
 
     def __call__(self, settings):
         return self
@@ -34,14 +32,15 @@ class MadeRunner:
         return None
 
     def inspect(self):
-        opened = {
-            "pid": 1,
-            "kind": "torch",
-            "takes": [],
-            "device": "cpu",
-            "device_name": "CPU",
-        }
-        return Opened(**opened, batches=BATCHES, dealt=True)
+        return Opened(
+            pid=1,
+            kind="torch",
+            takes=[],
+            device="cpu",
+            device_name="CPU",
+            batches=BATCHES,
+            dealt=True,
+        )
 
     def measure(self, arguments, request):
         batch = self.seconds_of(arguments) * self.random.uniform(1, 1 + self.noise)
@@ -71,14 +70,18 @@ def by_workers(arguments):
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch):
-    def tune(noise=0.0, seed=0, **given):
-        runner = MadeRunner(noise, seed, by_workers)
+    def tune(
+        noise=0.0,
+        seed=0,
+        seconds_of=by_workers,
+        on_progress=lambda progress: None,
+        **given,
+    ):
+        runner = MadeRunner(noise, seed, seconds_of)
         monkeypatch.setattr(loader_tuner, "LoaderRunner", runner)
+        settings = LoaderSettings(target="train.py:make", **given)
         return run_loader_tuning(
-            LoaderSettings(target="train.py:make", **given),
-            tmp_path,
-            force=True,
-            on_progress=lambda progress: None,
+            settings, tmp_path, force=True, on_progress=on_progress
         )
 
     return tune
@@ -122,13 +125,10 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned, step, bottleneck
     assert "the step waits for data" in headline
 
 
-def test_what_reproducing_takes_is_said_before(tmp_path, monkeypatch):
+def test_what_reproducing_takes_is_said_before(tuned):
     said = []
-    monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, by_workers))
-    settings = LoaderSettings(
-        target="a.py:make", sweep={"num_workers": [0]}, check_reproducible=True
-    )
-    run_loader_tuning(settings, tmp_path, on_progress=said.append)
+    sweep = {"num_workers": [0]}
+    tuned(sweep=sweep, check_reproducible=True, on_progress=said.append)
     (progress,) = [one for one in said if one.doing == "Comparing two epochs of"]
     assert progress.seconds == 120
 
@@ -142,19 +142,14 @@ def test_of_dali_reader_threads_are_too_few():
     assert "reader threads" in said and "worker" not in said
 
 
-def test_interrupted_it_keeps_what_it_has_measured(tmp_path, monkeypatch):
+def test_interrupted_it_keeps_what_it_has_measured(tuned, tmp_path):
     def interrupted(arguments):
         if arguments["num_workers"] == 2:
             raise KeyboardInterrupt
         return 0.01
 
-    monkeypatch.setattr(loader_tuner, "LoaderRunner", MadeRunner(0.0, 0, interrupted))
     with pytest.raises(KeyboardInterrupt):
-        run_loader_tuning(
-            LoaderSettings(target="a.py:make", sweep={"num_workers": [0, 1, 2]}),
-            tmp_path,
-            on_progress=lambda progress: None,
-        )
+        tuned(seconds_of=interrupted, sweep={"num_workers": [0, 1, 2]})
     found = read_tuning(tmp_path / "loader.json")
     assert found.interrupted and found.reason.startswith("Interrupted after")
     assert {row.workers for row in found.rows} == {0, 1}

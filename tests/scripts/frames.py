@@ -18,6 +18,19 @@ class Lengths(Dataset):
         return torch.randn(self.lengths[index], 16)
 
 
+class Rows(Dataset):
+    """Example i has the i-th length, and holds its index."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return torch.full((int(self.lengths[index]),), float(index))
+
+
 def collate(examples):
     return pad_sequence(examples, batch_first=True)
 

@@ -36,13 +36,6 @@ def whisper(tokens, _):
     return {"input_features": torch.rand(8, 30), "labels": labels}
 
 
-def wav2vec2(samples, tokens):
-    return {
-        "input_values": (torch.rand(samples) + 0.1).numpy(),
-        "labels": torch.randint(3, 30, (tokens,)).tolist(),
-    }
-
-
 def features(frames, tokens):
     target = torch.randint(1, 30, (tokens,))
     return torch.rand(frames, 10) + 0.1, target, "utterance"
@@ -90,16 +83,6 @@ def sequence_to_sequence(examples):
     features = torch.stack(column(examples, "input_features"))
     return {
         "input_features": features,
-        "labels": padded(column(examples, "labels"), -100),
-    }
-
-
-def waves(examples):
-    values = column(examples, "input_values")
-    masks = [torch.ones(len(value), dtype=torch.long) for value in values]
-    return {
-        "input_values": padded(values),
-        "attention_mask": padded(masks),
         "labels": padded(column(examples, "labels"), -100),
     }
 
@@ -190,7 +173,6 @@ CASES = {
     "padded batch": Case(speech, speechbrain, SAMPLES, WORDS, 30000, 20),
     "causal language model": Case(text, causal, (10, 200), WORDS, 150, None),
     "fixed input": Case(whisper, sequence_to_sequence, (5, 60), WORDS, 40, None),
-    "waves": Case(wav2vec2, waves, SAMPLES, WORDS, 30000, 20),
     "subsampled": Case(features, subsampled, (200, 1200), (5, 40), 901, 21),
     "packed": Case(text, packed, (10, 200), WORDS, 150, None),
     "ragged": Case(speech, ragged, SAMPLES, WORDS, 30000, 20),

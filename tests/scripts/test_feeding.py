@@ -20,16 +20,12 @@ LARGE = BatchShape(30, 60.0)
 TOO_LARGE = BatchShape(40, 60.0)  # for the script, by its own fault
 
 
-def supervise(*command):
+def supervise(*command, lengths=LENGTHS, **changes):
+    given = {"memory_bytes": 1 << 30, "memory_fraction": 1.0, **changes}
     settings = ProbeSettings(
-        workload="a script",
-        options={},
-        command=list(command),
-        memory_bytes=1 << 30,
-        memory_fraction=1.0,
-        trial_timeout_seconds=120.0,
+        workload="a script", options={}, command=list(command), **given
     )
-    return Supervisor(settings, lengths=LENGTHS)
+    return Supervisor(settings, lengths=lengths)
 
 
 def check_growth(small, large, frames):
@@ -81,29 +77,6 @@ def test_a_script_trains_on_the_wanted_shapes_until_it_fails(working_folder):
 
 
 @pytest.mark.slow
-def test_a_script_that_packs_trains_on_rows_of_sequences():
-    """Its loader spawns its worker, which must not be measured in the script's place."""
-    notes = []
-    supervisor = supervise_script("packed")
-    supervisor._note = notes.append
-    rows = [[99, 20, 61], [99] * 30 + [20] * 20]
-    with supervisor:
-        device = supervisor.start()
-        assert supervisor.packed
-        small, large = measured(supervisor, *map(BatchShape.packed, rows))
-    assert (small.outcome, large.outcome) == ("ok", "ok")
-    assert small.sequences == [(99, 1), (61, 1), (20, 1)]
-    check_growth(small, large, sum(rows[1]) - sum(rows[0]))
-    script = device.script
-    assert script.packed
-    assert "x: [1, ΣL, 16] float32" in script.batches
-    for twin in script.twins:
-        assert abs(twin.difference) <= 0.02
-        assert len(twin.sequences) == 4
-    assert any("batches are packed" in note for note in notes)
-
-
-@pytest.mark.slow
 def test_an_oom_is_known_that_mp_spawn_catches():
     script = str(SCRIPT.with_name("spawning_script.py"))
     with supervise(sys.executable, script, "oom", "2") as supervisor:
@@ -116,6 +89,7 @@ def test_an_oom_is_known_that_mp_spawn_catches():
 
 @pytest.mark.slow
 def test_after_a_script_was_killed_it_starts_anew():
+    """Its loader spawns its worker, which must not be measured in the script's place."""
     with supervise_script("killed") as supervisor:
         supervisor.start()
         before, failed, after = measured(supervisor, SMALL, TOO_LARGE, SMALL)
@@ -150,9 +124,3 @@ def test_a_script_that_ends_before_it_trains_says_why():
     ):
         supervisor.start()
     assert "EOFError" in (raised.value.traceback or "")
-
-
-def test_lengths_are_sent_in_ascending_order():
-    with supervise("a", "script") as supervisor:
-        request = supervisor._script()
-    assert request.lengths == sorted(LENGTHS.values.tolist())

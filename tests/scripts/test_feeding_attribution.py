@@ -4,11 +4,10 @@ import threading
 from itertools import pairwise
 
 import pytest
-import torch
 from scripts.made_training import Training, fed_by
 
 from batchtune.results import BatchShape
-from batchtune.scripts.feeding import Feed, Loop
+from batchtune.scripts.feeding import Loop
 
 
 def trained(accumulation, look_ahead):
@@ -76,18 +75,6 @@ def test_a_trial_fills_a_step_of_many_batches_with_small_ones(look_ahead):
     assert all(step())
 
 
-def test_an_error_of_the_loop_is_raised_in_the_step():
-    loop = Loop()
-
-    def train():
-        loop.next_batch()
-        loop.end(torch.OutOfMemoryError("CUDA out of memory"))
-
-    threading.Thread(target=train, daemon=True).start()
-    with pytest.raises(torch.OutOfMemoryError):
-        loop.train(lambda: "own")
-
-
 def test_a_loop_without_an_optimizer_step_is_no_training():
     loop = Loop()
 
@@ -98,10 +85,3 @@ def test_a_loop_without_an_optimizer_step_is_no_training():
     threading.Thread(target=go_on, daemon=True).start()
     with pytest.raises(Exception, match="24 batches without an optimizer step"):
         loop.train(lambda: "own")
-
-
-def test_other_iterators_deliver_their_own_batches():
-    class Loader:
-        dataset = [0] * 3
-
-    assert list(Feed(Loader(), lambda: iter([1, 2, 3]))) == [1, 2, 3]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from made_data import CASES, padded
+from made_data import CASES
 
 from batchtune.scripts.learning import AxisShape, Learned, Unclear
 from batchtune.scripts.trees import flatten, numeric, sizes
@@ -111,38 +111,20 @@ def test_a_batch_size_key_settles_a_tie():
 
 
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("prompt", [0, 3])
-def test_the_last_made_row_alone_is_padded(left, prompt):
-    def side(rows, value):
-        if not left:
-            return padded(rows, value)
-        return padded([row.flip(0) for row in rows], value).flip(1)
-
-    random = np.random.default_rng(0)
+def test_the_last_made_row_alone_is_padded(left):
+    """Labels begin alike where the other leaves have no padding."""
     batches = []
-    for count in BATCH_SIZES:
-        rows = [torch.arange(n) % 7 + 3 for n in random.integers(20, 80, count)]
-        labels = [torch.cat([torch.full((prompt,), -100), row]) for row in rows]
-        masks = [torch.ones(len(row), dtype=torch.bool) for row in rows]
-        batches.append(
-            {
-                "ids": side(rows, 0),
-                "labels": side(labels, -100),
-                "mask": side(masks, 0),
-                "lengths": torch.tensor(list(map(len, rows))),
-            }
-        )
+    for batch in random_batches(CASES["causal language model"], 0):
+        if left:
+            batch = {name: leaf.flip(1) for name, leaf in batch.items()}
+        batches.append({**batch, "lengths": batch["attention_mask"].sum(1)})
     learned = Learned.from_batches(batches)
     for shape, _, made in learned.twins(batches):
-        full, padded_row = made["mask"][:-1], made["mask"][-1]
-        assert full.all() and (made["ids"][:-1] >= 3).all()
-        assert 0 < padded_row.sum() <= 0.9 * shape.length
-        assert made["ids"].shape == padded_row.expand(shape.batch_size, -1).shape
-        assert made["lengths"].tolist() == pytest.approx(made["mask"].sum(1), abs=2)
-    alone = learned.sized(AxisShape(3, 100))
-    assert alone["mask"].all() and (alone["ids"] >= 3).all()
-    assert alone["labels"].shape == (3, 100)
-    assert alone["mask"].shape == (3, 100 - prompt)
+        mask = made["attention_mask"]
+        assert mask[:-1].all() and (made["input_ids"][:-1] >= 3).all()
+        assert 0 < mask[-1].sum() <= 0.9 * shape.length
+        assert mask.shape == (shape.batch_size, shape.length)
+        assert made["lengths"].tolist() == pytest.approx(mask.sum(1), abs=2)
 
 
 def test_lengths_of_batches_padded_to_a_multiple_are_whole():

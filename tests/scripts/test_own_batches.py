@@ -117,15 +117,14 @@ def test_they_are_the_current_row_of_a_sweep(tmp_path):
     def step_seconds(sizes, lengths, *_):
         return 0.01 + sizes * lengths * 1e-4
 
-    measured = Costs(step_seconds=step_seconds, accumulate=2)
-    unfinished = Costs(step_seconds=step_seconds, accumulate=2, unfinished=True)
     chosen = SweepSettings(strategies=("linear",), num_buckets=(8,))
     current = own_current(script)
-    for longest, costs, fits in (
-        (16, measured, True),
-        (15, measured, False),
-        (15, unfinished, None),
+    for longest, unfinished, fits in (
+        (16, False, True),
+        (15, False, False),
+        (15, True, None),
     ):
+        costs = Costs(step_seconds=step_seconds, accumulate=2, unfinished=unfinished)
         found = sweep(Lengths.of(VALUES), longest * 97, chosen, costs, current)
         row = found.current
         assert found.current_fits is fits

@@ -15,13 +15,18 @@ from batchtune.scripts.own_lengths import own_table, rows_in_order
 
 
 class Examples:
-    """A data set of three examples, with attributes."""
+    """A data set with attributes, which may make an example of each of its rows."""
 
-    def __init__(self, **attributes):
+    def __init__(self, count=3, example=None, **attributes):
         self.__dict__.update(attributes)
+        self.count = count
+        self.example = example
 
     def __len__(self):
-        return 3
+        return self.count
+
+    def __getitem__(self, index):
+        return self.example(self.rows[index])
 
 
 class Stream:
@@ -46,14 +51,6 @@ def test_the_numbers_of_rows_count_also_as_texts():
     ]
     expected = {"duration": [1.5, 2.5, 3.5], "frames": [0.0, 10.0, 20.0]}
     assert columns(rows=rows) == expected
-
-
-def test_the_tokens_of_a_hugging_face_data_set_are_counted():
-    datasets = pytest.importorskip("datasets")
-    rows = {"input_ids": [[1, 2, 3], [1]], "attention_mask": [[1, 1, 1], [1]]}
-    data = datasets.Dataset.from_dict(rows)
-    table = own_table(data, lambda: None, 60.0).to_pydict()
-    assert table["num_tokens"] == table["input_ids"] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -99,62 +96,42 @@ def test_targets_that_are_longer_than_inputs_are_targets():
         }
 
     table = measured(data, collate).to_pydict()
-    assert table["length"] == inputs and table["target_length"] == labels
+    assert table["num_tokens"] == table["length"] == inputs
+    assert table["target_length"] == labels
 
 
-@pytest.mark.parametrize("kind", ["token lists", "texts"])
-def test_examples_are_measured_if_the_data_set_holds_no_numbers(kind, tmp_path):
+def test_examples_are_measured_if_the_data_set_holds_no_numbers(tmp_path):
     lengths = [3 + 37 * number % 331 for number in range(300)]
-    rows = [[5] * length for length in lengths]
-    collate = padded
-    if kind == "texts":
-        rows = [" ".join(["ab"] * length) for length in lengths]
-
-        def collate(texts):
-            return padded([[len(word) for word in text.split()] for text in texts])
-
     path = tmp_path / "lengths.parquet"
-    pyarrow.parquet.write_table(measured(rows, collate), path)
+    pyarrow.parquet.write_table(measured([[5] * n for n in lengths], padded), path)
     read = load_lengths(str(path), ReadOptions())
     assert read.values.tolist() == sorted(lengths, reverse=True)
     assert read.unit == "tokens"
 
 
 def test_the_column_is_used_that_the_examples_follow(tmp_path):
-    class Speech(Examples):
-        def __init__(self):
-            self.rows = [
-                {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
-                for n in range(300)
-            ]
+    def example(row):
+        return torch.zeros(int(float(row["duration"]) * 24000) // 256 + 1, 4)
 
-        def __len__(self):
-            return 300
-
-        def __getitem__(self, index):
-            frames = int(float(self.rows[index]["duration"]) * 24000) // 256 + 1
-            return torch.zeros(frames, 4)
-
+    rows = [
+        {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
+        for n in range(300)
+    ]
     path = tmp_path / "lengths.parquet"
-    pyarrow.parquet.write_table(measured(Speech(), padded), path)
+    pyarrow.parquet.write_table(
+        measured(Examples(300, example, rows=rows), padded), path
+    )
     read = load_lengths(str(path), ReadOptions())
     assert read.unit == "s" and read.longest == 8.7
 
 
-def test_numbers_that_are_no_lengths_are_none():
-    class Spoken(Examples):
-        def __init__(self):
-            self.rows = [
-                {"speaker": n % 7, "text": "a" * (9 + n % 50)} for n in range(90)
-            ]
+def test_texts_are_measured_whose_numbers_are_no_lengths():
+    def tokenizing(texts):
+        return padded([[len(word) for word in text.split()] for text in texts])
 
-        def __len__(self):
-            return len(self.rows)
-
-        def __getitem__(self, index):
-            return [5] * len(self.rows[index]["text"])
-
-    table = measured(Spoken(), padded).to_pydict()
+    rows = [{"speaker": n % 7, "text": "ab " * (9 + n % 50)} for n in range(90)]
+    spoken = Examples(90, lambda row: row["text"], rows=rows)
+    table = measured(spoken, tokenizing).to_pydict()
     assert table["length"] == [9 + n % 50 for n in range(90)]
 
 

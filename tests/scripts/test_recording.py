@@ -141,7 +141,6 @@ OFFSETS = torch.tensor([0, 5, 35, 35], dtype=torch.int32)
         (PADDED, BatchShape(3, 30)),
         (torch.ones(5), None),
         ("text", None),
-        (None, None),
         (torch.ones(0, 4), None),
     ],
 )
@@ -159,21 +158,6 @@ def shapes_of(batch, path, axis=1):
 def test_the_axis_of_the_length_can_be_another(path):
     batch = (torch.ones(3, 80, 200), torch.ones(3, 7))
     assert shapes_of(batch, path, axis=2) == [BatchShape(3, 200, 7)]
-
-
-def test_a_full_disk_ends_only_the_recording(path, capsys, monkeypatch):
-    def full(file, data):
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(os, "write", full)
-    trainer = Trainer()
-    with Recorder(path.parent) as recorder:
-        made_loops.plain(trainer, Watched(batches(4), recorder), 1)
-    monkeypatch.undo()
-    assert len(trainer.steps) == 4
-    warning = capsys.readouterr().err
-    assert warning.count("batchtune records no further") == 1
-    assert "No space left" in warning
 
 
 def logs(path, patch, port):
@@ -203,19 +187,31 @@ def test_ranks_share_a_recording_and_trainings_do_not(path, monkeypatch):
     assert lengths == [[1, 6], [2, 3], [4, 5]]
 
 
-def test_a_recorders_own_error_ends_only_the_recording(path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (TrainingLog, "end_step", RuntimeError("a bug")),
+        (os, "write", OSError(28, "No space left on device")),
+    ],
+    ids=["a bug", "a full disk"],
+)
+def test_a_recorders_own_error_ends_only_the_recording(
+    owner, name, error, path, capsys, monkeypatch
+):
     def fail(*_):
-        raise RuntimeError("a bug")
+        raise error
 
     trainer = Trainer()
     own = batches(4)
     options = {"recorder": {"run": str(path.parent)}}
-    monkeypatch.setattr(TrainingLog, "end_step", fail)
+    monkeypatch.setattr(owner, name, fail)
     for _ in range(2):
         made_loops.plain(trainer, wrap(own, own.__iter__, options), 1)
+    monkeypatch.undo()
     assert len(trainer.steps) == 8
-    warning = capsys.readouterr().err
-    assert warning == "Warning: batchtune records no further: RuntimeError: a bug\n"
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "batchtune records no further" in warning
+    assert warning.endswith(error.args[-1])
 
 
 @pytest.mark.parametrize("damage", ["a pipe", "a damaged run.json"])

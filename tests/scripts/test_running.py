@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from cli.conftest import run_here_in, write_lengths
+from frames import Rows, collate
 from msgspec import structs
 from report_records import made_probe
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -34,7 +33,7 @@ from batchtune.configs import read_any_sampler_yaml
 from batchtune.exports.run_configs import render_sampler_yaml
 from batchtune.results import PROBE_FILE, last_recording, write_result
 from batchtune.scripts import running
-from batchtune.scripts.running import LENGTHS_FILE, random_batch_size, unlike, unsafe
+from batchtune.scripts.running import LENGTHS_FILE, random_batch_size, unsafe
 
 SCRIPT = Path(__file__).with_name("trained.py")
 LENGTHS = np.array([1.0 + index * 7 % 23 for index in range(60)])
@@ -64,26 +63,9 @@ def folder(made_once):
     return made_once("tuned-for-scripts", make)
 
 
-def pad(examples):
-    return torch.nn.utils.rnn.pad_sequence(examples, True)
-
-
 def loader_of(lengths, **options):
     data = [torch.ones(int(length)) for length in lengths]
-    return DataLoader(data, collate_fn=pad, **options)
-
-
-class Rows(Dataset[Any]):
-    """Example i is 10 · LENGTHS[i] times its index."""
-
-    def __init__(self, lengths):
-        self.lengths = lengths
-
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, index):
-        return torch.full((10 * int(self.lengths[index]),), index)
+    return DataLoader(data, collate_fn=collate, **options)
 
 
 class Stream(IterableDataset[Any]):
@@ -109,13 +91,6 @@ def run(folder, capfd):
         return [tuple(line) for line in lines], ran.stderr + said.err
 
     return run
-
-
-def own_batches(epoch, rank):
-    """The batches of the script on one of two ranks without batchtune."""
-    sampler = DistributedSampler(LENGTHS, 2, rank)
-    sampler.set_epoch(epoch)
-    return list(BatchSampler(sampler, 4, False))
 
 
 def batches(lines, what, epoch, rank=0):
@@ -150,20 +125,6 @@ def test_each_of_two_ranks_trains_on_its_batches(folder, run):
     assert stderr.count(f"{len(expected)} an epoch on each rank") == 1
 
 
-@pytest.mark.slow
-def test_two_ranks_keep_the_examples_of_each_step(run):
-    """The epoch is that of the script's own sampler."""
-    lines, stderr = run(TORCHRUN, to="same-on-ranks")
-    for epoch in range(2):
-        steps = []
-        for of_rank in (partial(batches, lines, "train"), own_batches):
-            together = zip(of_rank(epoch, 0), of_rank(epoch, 1), strict=True)
-            steps.append([sorted([*first, *second]) for first, second in together])
-        assert steps[0] == steps[1]
-    assert batches(lines, "length", 0) == [[len(own_batches(0, 0)), 3]]
-    assert "on each rank" in stderr
-
-
 @pytest.fixture
 def started(folder, tmp_path, monkeypatch):
     """`started(run)`: the options of a script that was started with the batches of this run, in this process."""
@@ -184,7 +145,7 @@ def started(folder, tmp_path, monkeypatch):
 
 def rows_of(lengths, **options):
     options = {"batch_size": 4, **options}
-    return DataLoader(Rows(lengths), collate_fn=pad, **options)
+    return DataLoader(Rows(10 * lengths), collate_fn=collate, **options)
 
 
 def given_by(loader, options):
@@ -207,16 +168,14 @@ def trained_on(loader, options, *epochs, ahead=0):
     return steps
 
 
-@pytest.mark.parametrize("name", ["batchtune-run", "packed"])
-def test_each_epoch_is_of_the_recommended_batches(folder, started, name):
-    options = started(name)
+def test_a_script_that_pads_gets_packed_batches_only_by_force(folder, started):
+    options = started("packed")
     loader = rows_of(LENGTHS)
-    if name == "packed":
-        with pytest.raises(SystemExit, match="it pads its batches"):
-            next(given_by(loader, options))
-        options["force"] = True
+    with pytest.raises(SystemExit, match="it pads its batches"):
+        next(given_by(loader, options))
+    options["force"] = True
     for epoch in range(2):
-        expected = recommended(folder, epoch, name)
+        expected = recommended(folder, epoch, "packed")
         assert running.length(loader, len, options) == len(expected)
         assert trained_on(loader, options, [1] * len(expected)) == expected
     assert running.length(rows_of(LENGTHS[:10]), len, options) == 3
@@ -233,6 +192,25 @@ def test_each_step_has_its_own_examples_in_other_micro_batches(started, ahead):
     torch.manual_seed(0)
     steps = trained_on(loader, options, [3] * 5, ahead=ahead)
     assert list(map(sorted, steps)) == own.sort().values.tolist()
+
+
+def test_two_ranks_keep_the_examples_of_each_step(started, monkeypatch):
+    """The epoch is that of the script's own sampler."""
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    own = []
+    given = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        sampler = DistributedSampler(LENGTHS, 2, rank)
+        sampler.set_epoch(5)
+        loader = rows_of(LENGTHS, sampler=sampler)
+        own.append([batch[:, 0].tolist() for batch in loader])
+        given.append(trained_on(loader, started("same-on-ranks"), [1] * len(own[0])))
+    for one, other, new, new_other in zip(*own, *given, strict=True):
+        assert sorted([*one, *other]) == sorted([*new, *new_other])
+    assert given != own
 
 
 @pytest.mark.parametrize("batches", [1, 6])
@@ -462,8 +440,3 @@ def test_a_sampler_that_chooses_examples_is_noticed(sampler, chooses):
     loader = loader_of(LENGTHS, sampler=sampler, batch_size=4)
     assert ("chooses among" in (unsafe(loader, LENGTHS) or "")) == chooses
     assert unsafe(loader, LENGTHS, draws=False) is None
-
-
-def test_other_loaders_are_not_the_training_loader():
-    assert unlike(loader_of(LENGTHS), 60) is None
-    assert "makes whole batches" in unlike(loader_of(LENGTHS, batch_size=None), 60)[0]

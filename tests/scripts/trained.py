@@ -5,8 +5,8 @@ import json
 import os
 
 import torch
-from torch import distributed
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from frames import Rows, collate
+from torch.utils.data import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--workers", type=int, default=0)
@@ -14,23 +14,6 @@ parser.add_argument("--accelerate", action="store_true")
 asked = parser.parse_args()
 if "RANK" not in os.environ:
     import uncompiled  # noqa: F401
-
-
-class Rows(Dataset[torch.Tensor]):
-    """Example i is 10 · (1 + 7·i mod 23) long, and holds its index."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return torch.full((10 * (1 + index * 7 % 23),), float(index))
-
-
-def pad(examples):
-    return torch.nn.utils.rnn.pad_sequence(examples, True, -1.0)
 
 
 def say(what, epoch, numbers):
@@ -45,19 +28,14 @@ def indices(batch):
 
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-data = Rows(60)
-sampler = None
-if "RANK" in os.environ and not asked.accelerate:
-    distributed.init_process_group("gloo")
-    sampler = DistributedSampler(data)
+data = Rows([10 + 70 * index % 230 for index in range(60)])
 loader = DataLoader(
     data,
     batch_size=4,
-    sampler=sampler,
-    collate_fn=pad,
+    collate_fn=collate,
     num_workers=asked.workers,
 )
-validation = DataLoader(Rows(10), batch_size=4, collate_fn=pad)
+validation = DataLoader(Rows(range(10, 20)), batch_size=4, collate_fn=collate)
 if asked.accelerate:
     from accelerate import Accelerator
 
@@ -66,8 +44,6 @@ if asked.accelerate:
     loader, model, optimizer = accelerator.prepare(loader, model, optimizer)
 say("length", 0, [len(loader), len(validation)])
 for epoch in range(2):
-    if sampler is not None:
-        sampler.set_epoch(epoch)
     for batch in loader:
         say("train", epoch, indices(batch))
         loss = model(batch.unsqueeze(-1)).mean()

@@ -9,14 +9,10 @@ holds `last.pt`.
 import contextlib
 import mmap
 import os
-import pathlib
-import pickle
 import shutil
 import sqlite3
 import subprocess
 import sys
-import tarfile
-import zipfile
 from pathlib import Path
 
 FILE = "last.pt"
@@ -66,19 +62,6 @@ def torch_save(path):
     torch.save(torch.ones(9), path)
 
 
-def numpy_save(path):
-    import numpy as np
-
-    with open(path, "r+b") as file:
-        np.save(file, np.ones(9))
-
-
-def numpy_memmap(path):
-    import numpy as np
-
-    np.memmap(path, dtype=np.uint8, mode="r+", shape=4)[:] = 9
-
-
 def mapped(path):
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
         memory[:4] = b"new!"
@@ -103,23 +86,6 @@ def database(path):
     os.remove(path)
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("create table t (a)")
-
-
-def archive(path):
-    with tarfile.open(f"{path}.tar", "w") as tar:
-        tar.add(beside(path), FILE)
-    with tarfile.open(f"{path}.tar") as tar:
-        tar.extractall(os.path.dirname(path))
-
-
-def zipped(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a", NEW)
-
-
-def pickled(path):
-    with open(path, "wb") as file:
-        pickle.dump(NEW, file)
 
 
 def copied_in_kernel(path):
@@ -147,17 +113,11 @@ WAYS = {
     "shutil.rmtree": lambda path: shutil.rmtree(os.path.dirname(path)),
     "shutil.move": lambda path: shutil.move(beside(path), path),
     "shutil.copyfile": lambda path: shutil.copyfile(beside(path), path),
-    "pathlib write": lambda path: pathlib.Path(path).write_text("new"),
-    "pathlib unlink": lambda path: pathlib.Path(path).unlink(),
+    "pathlib write": lambda path: Path(path).write_text("new"),
     "absolute path": lambda path: Path(path).absolute().write_bytes(NEW),
     "real path": lambda path: Path(path).resolve().write_bytes(NEW),
-    "numpy.save": numpy_save,
-    "numpy.memmap": numpy_memmap,
     "mmap": mapped,
-    "pickle": pickled,
     "sqlite": database,
-    "tarfile": archive,
-    "zipfile": zipped,
     "hard link": hard_linked,
     "symbolic link": linked,
     "chmod and write": made_writable,
@@ -166,11 +126,8 @@ WAYS = {
     "sh >": shell('echo new > "$1"'),
     "sh >>": shell('echo new >> "$1"'),
     "rm -rf": shell('rm -rf "$2"'),
-    "mv": shell('mv "$1" "$1.old"'),
     "sed -i": shell('sed -i s/old/new/ "$1"'),
     "dd": shell('echo new | dd of="$1" conv=notrunc'),
-    "cp": shell('echo new > "$1.new"; cp "$1.new" "$1"'),
-    "find -delete": shell('find "$2" -delete'),
 }
 
 
