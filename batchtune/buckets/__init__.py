@@ -433,8 +433,10 @@ def checked_settings(**values: Any) -> SweepSettings:
     for name in settings.strategies:
         known = (*STRATEGIES, PACKED)
         if name not in known:
-            hint = f"{did_you_mean(name, known)}Known strategies: {', '.join(known)}."
-            raise UsageError(f"unknown strategy {shortened(name)} (--strategy)", hint)
+            raise UsageError(
+                f"unknown strategy {shortened(name)} (--strategy)",
+                f"{did_you_mean(name, known)}Known strategies: {', '.join(known)}.",
+            )
     compared = settings.strategies or STRATEGIES
     if settings.pool_sizes and not any(
         name != PACKED and STRATEGIES[name].in_pools for name in compared

@@ -368,10 +368,11 @@ class LoaderRunner:
         except WorkerLost as lost:
             if lost.outcome != "timeout":
                 printed = tail(lost.output, lines=5)
-                message = f"the process that takes the batches {lost}"
                 raise _Failure(
                     Failed(
-                        outcome=lost.outcome, message=message, traceback=printed or None
+                        outcome=lost.outcome,
+                        message=f"the process that takes the batches {lost}",
+                        traceback=printed or None,
                     )
                 ) from None
             reply = Failed(

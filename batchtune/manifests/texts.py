@@ -53,8 +53,10 @@ def counter(
     try:
         import tokenizers
     except ImportError:
-        hint = "Install it: pip install tokenizers."
-        raise UsageError("--tokenizer needs the package tokenizers", hint) from None
+        raise UsageError(
+            "--tokenizer needs the package tokenizers",
+            "Install it: pip install tokenizers.",
+        ) from None
     path = _tokenizer_file(tokenizer)
     if not path.is_file():
         raise ManifestError(
@@ -64,8 +66,10 @@ def counter(
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more particular
-        hint = "Name a tokenizer.json of tokenizers."
-        raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
+        raise ManifestError(
+            f"{tokenizer} is not a tokenizer: {error}",
+            "Name a tokenizer.json of tokenizers.",
+        ) from None
     loaded.no_truncation()
     loaded.no_padding()
     # The text of a template holds special tokens that only the config may know.
@@ -164,8 +168,10 @@ class ChatTemplate:
                     **self.special_tokens,
                 )
         except TimeoutError:
-            message = f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat"
-            raise ManifestError(message, _FETCH) from None
+            raise ManifestError(
+                f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat",
+                _FETCH,
+            ) from None
         except Exception as error:  # a template may fail in any way
             return Unreadable(
                 "refused by the chat template", shortened(str(error), 200)

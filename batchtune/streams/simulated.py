@@ -132,10 +132,11 @@ class PivotSettings(Settings):
         for mapping in block.chain:
             function = entries(mapping).get("sampler_fn")
             if function is not None and _PIVOT not in f"{function.tag}{function.value}":
-                problem = (
-                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
+                raise recipe.wrong(
+                    function,
+                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced",
+                    "Leave --current out.",
                 )
-                raise recipe.wrong(function, problem, "Leave --current out.")
 
     def current(
         self, given: GivenSettings[PivotSettings], lengths: Lengths

@@ -217,8 +217,10 @@ def load_function(
     """
     location, _, name = spec.rpartition(":")
     if location != "builtin" and not (location and name.isidentifier()):
-        hint = f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS
-        raise WorkloadError(f"{spec!r} names no class or function", hint)
+        raise WorkloadError(
+            f"{spec!r} names no class or function",
+            f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS,
+        )
     target = load_object(location, name)
     if not callable(target):
         raise WorkloadError(
@@ -252,8 +254,10 @@ def load_object(location: str, name: str) -> Any:
     """Import a built-in, a file or a package's module, and return its attribute `name`."""
     if location == "builtin":
         if name not in BUILTINS:
-            hint = f"{did_you_mean(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}."
-            raise WorkloadError(f"unknown built-in workload {name!r}", hint)
+            raise WorkloadError(
+                f"unknown built-in workload {name!r}",
+                f"{did_you_mean(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}.",
+            )
         from batchtune.workloads import builtin
 
         return getattr(builtin, BUILTINS[name].class_name)

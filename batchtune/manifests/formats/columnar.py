@@ -92,9 +92,9 @@ class Columnar(Format):
                 reason = shortened(
                     next(iter(str(error).splitlines()), type(error).__name__), 160
                 )
-                hint = f"Check that it is a whole {self.title} file; make or fetch it again."
                 raise ManifestError(
-                    f"{self.source.path} can't be read as {self.title}: {reason}", hint
+                    f"{self.source.path} can't be read as {self.title}: {reason}",
+                    f"Check that it is a whole {self.title} file; make or fetch it again.",
                 ) from None
 
     @cached_property
@@ -171,9 +171,9 @@ class Columnar(Format):
         counts: IntArray = column.to_numpy()
         wrong = np.flatnonzero((counts < 1) | (counts > _MOST_EXAMPLES))
         if wrong.size:
-            seen = f"row {first + int(wrong[0]) + 1:,} counts {counts[wrong[0]]:,} examples"
             raise ManifestError(
-                f"{self.source.path} is a damaged histogram: {seen}",
+                f"{self.source.path} is a damaged histogram: row {first + int(wrong[0]) + 1:,} counts "
+                f"{counts[wrong[0]]:,} examples",
                 "Create it again with `batchtune scan --histogram`.",
             )
         return counts

@@ -88,8 +88,10 @@ class _Lines(Format):
         header, records = self.opened()
         for key in keys:
             if key not in header:
-                message = f"{self.source.path} has no column {shortened(key)}"
-                raise ManifestError(message, f"Its columns: {listed(header)}.")
+                raise ManifestError(
+                    f"{self.source.path} has no column {shortened(key)}",
+                    f"Its columns: {listed(header)}.",
+                )
         name = id_name(header)
         while chunk := list(itertools.islice(records, _ROWS_AT_ONCE)):
             lines, cells = zip(*chunk, strict=True)
@@ -148,9 +150,8 @@ class TableLines(_Lines):
             lines = itertools.chain([(first_line, first)], lines)
             first_line -= 1
         if not header or len(set(header)) < len(header) - header.count(""):
-            seen = "the header is malformed, or names a column twice"
             raise ManifestError(
-                f"{self.source.path}, line {first_line}: {seen}",
+                f"{self.source.path}, line {first_line}: the header is malformed, or names a column twice",
                 "Each column needs a name of its own.",
             )
         return header, self._records(lines, first_line, len(header), delimiter)
@@ -178,17 +179,16 @@ class TableLines(_Lines):
                 if len(cells) == width:
                     yield line, cells
                 elif any(cell.strip() for cell in cells):
-                    cells_seen = f"{counted(len(cells), 'cell')}, separated by {_NAMES[delimiter]}"
-                    seen = f"{cells_seen}, not {width} as in the header"
-                    hint = "Fix the row; between commas, a cell that holds the separator must be quoted."
                     raise ManifestError(
-                        f"{self.source.path}, line {line}: {seen}", hint
+                        f"{self.source.path}, line {line}: {counted(len(cells), 'cell')}, separated by "
+                        f"{_NAMES[delimiter]}, not {width} as in the header",
+                        "Fix the row; between commas, a cell that holds the separator must be quoted.",
                     )
                 line = header_line + reader.line_num + 1
         except csv.Error as error:
-            hint = "Quotes within a quoted cell are doubled, and each is closed."
             raise ManifestError(
-                f"{self.source.path}, line {line}: the row is malformed: {error}", hint
+                f"{self.source.path}, line {line}: the row is malformed: {error}",
+                "Quotes within a quoted cell are doubled, and each is closed.",
             ) from None
 
 
@@ -254,9 +254,9 @@ class _List(_Lines):
                 continue
             cells = self.cells(text.split(self.separator))
             if cells is None:
-                place = f"{self.source.path}, line {line}"
                 raise ManifestError(
-                    f"{place} has another format: {shortened(text)}", self.hint
+                    f"{self.source.path}, line {line} has another format: {shortened(text)}",
+                    self.hint,
                 )
             yield line, cells
 
@@ -345,9 +345,9 @@ def keyed_values(source: Source) -> dict[str | None, str]:
     for line, text in source.lines():
         name, *rest = text.split(maxsplit=1) or [""]
         if name in values:
-            message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
             raise ManifestError(
-                message, "Each id has one value: remove or rename one of the lines."
+                f"{source.path}, line {line}: duplicate id {shortened(name)}",
+                "Each id has one value: remove or rename one of the lines.",
             )
         value = "".join(rest).rstrip()
         if _SHAPE.fullmatch(value):
