@@ -7,7 +7,6 @@ script clips them, and then dropped: an optimizer leaves a parameter without a g
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import math
 import time
@@ -26,7 +25,7 @@ from batchtune.results import StepGradient
 from batchtune.results.shared import SAME_GRADIENT
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Loop
-from batchtune.workloads import own_part
+from batchtune.workloads import live_objects, own_part
 
 # Of larger models, so many entries of the gradient that are evenly spaced.
 _MOST_ENTRIES = 10_000_000
@@ -254,10 +253,7 @@ def _training_modules() -> list[Any]:
     """Return all live modules in training mode."""
     import torch
 
-    # By type, as in `trained_parameters`.
-    live = [
-        thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)
-    ]
+    live = live_objects(torch.nn.Module)
     return [module for module in live if getattr(module, "training", False)]
 
 

@@ -337,9 +337,9 @@ class Recorder:
         Its length is the largest size along the axis, its target length the largest of the other sizes along it. A
         packed batch has the lengths that its offsets, positions or numbers of sequences show.
         """
-        from batchtune.scripts.trees import flatten, hides_row, packed_row, sizes
+        from batchtune.scripts.trees import hides_row, leaves_of, packed_row, sizes
 
-        leaves = {path: leaf for path, (leaf,) in flatten([batch]).items()}
+        leaves = leaves_of(batch)
         row = packed_row(leaves)
         if row is not None and (self._packs or row.size > 1):
             self._packs = True

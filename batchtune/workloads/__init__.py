@@ -421,24 +421,24 @@ def _users_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSum
 # The parameters that a workload trains: found by their optimizers, wherever these are.
 
 
+def live_objects(kind: type) -> list[Any]:
+    """Return all live objects of a kind."""
+    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+
+
 def trained_parameters() -> list[torch.Tensor]:
     """Return the parameters of all live optimizers, each once; without an optimizer, all live parameters."""
     import torch
     from torch.nn.parameter import is_lazy
 
-    live = gc.get_objects()
-    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
-    optimizers = [
-        thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)
-    ]
+    optimizers = live_objects(torch.optim.Optimizer)
     trained = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             trained += group["params"]
     if not optimizers:
-        trained = [
-            thing for thing in live if issubclass(type(thing), torch.nn.Parameter)
-        ]
+        trained = live_objects(torch.nn.Parameter)
     each_once = {id(parameter): parameter for parameter in trained}.values()
     return [
         parameter
