@@ -119,6 +119,11 @@ class Layout:
         return int(self.batch_sizes.sum()) - self.count
 
 
+def edges_of(sizes: npt.ArrayLike) -> AnyArray:
+    """Return where parts of these sizes begin, one after the other, and where the last one ends."""
+    return np.append(0, np.cumsum(sizes))
+
+
 def positions(starts: AnyArray, sizes: AnyArray) -> IntArray:
     """Return the positions of batches' examples, batch after batch, from where each begins and how many it holds."""
     ends = np.cumsum(sizes, dtype=np.int64)

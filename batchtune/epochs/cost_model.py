@@ -278,12 +278,16 @@ def fit_cost(
         weight[order] / np.sqrt(np.mean(weight**2)),
     )
     model = measured.best(forms)
-    error = predict(model, size, long, target) / cost - 1
-    return msgspec.structs.replace(
-        model,
-        relative_error=float(np.sqrt(np.mean(error**2))),
-        largest_error=float(np.abs(error).max()),
-    )
+    errors = predict(model, size, long, target) / cost - 1
+    return msgspec.structs.replace(model, **_error_fields(errors))
+
+
+def _error_fields(errors: FloatArray) -> dict[str, float]:
+    """Return the fields of a model that hold its relative errors."""
+    return {
+        "relative_error": root_mean_square(errors),
+        "largest_error": float(np.abs(errors).max()),
+    }
 
 
 def _forms(size: FloatArray, long: FloatArray, target: FloatArray) -> Iterator[_Form]:
@@ -488,16 +492,10 @@ def fit_packed(
         or not (cost > 0).all()
     ):
         return None
-    coefficients, error = fit_terms(features, cost)
-    constant, token, squared_token, sequence = coefficients.tolist()
-    return PackedModel(
-        constant=constant,
-        token=token,
-        squared_token=squared_token,
-        sequence=sequence,
-        relative_error=root_mean_square(error),
-        largest_error=float(np.abs(error).max()),
-    )
+    coefficients, errors = fit_terms(features, cost)
+    names = ("constant", "token", "squared_token", "sequence")
+    fitted = dict(zip(names, coefficients.tolist(), strict=True))
+    return PackedModel(**fitted, **_error_fields(errors))
 
 
 def fit_terms(features: FloatArray, costs: FloatArray) -> tuple[FloatArray, FloatArray]:

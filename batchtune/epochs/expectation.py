@@ -23,6 +23,7 @@ from batchtune.epochs import (
     EpochShapes,
     Layout,
     RankSplit,
+    edges_of,
     lay_out,
 )
 from batchtune.epochs.measured_costs import (
@@ -568,7 +569,7 @@ def mates_in_cuts(cuts: list[EpochBatches], lengths: AnyArray) -> Mates:
     examples = []
     for cut in cuts:
         sizes = cut.layout.batch_sizes
-        edges = np.concatenate(([0], np.cumsum(sizes)))
+        edges = edges_of(sizes)
         held = centred[cut.held()]
         products.append(
             (sums_between(held, edges) ** 2 - sums_between(held**2, edges))
@@ -612,7 +613,7 @@ def _met_again(first: EpochBatches, second: EpochBatches) -> float:
 
 def sums_between(values: FloatArray, edges: IntArray) -> FloatArray:
     """Return the sums of the values between each edge and the next."""
-    return np.diff(np.concatenate(([0.0], np.cumsum(values)))[edges])
+    return np.diff(edges_of(values)[edges])
 
 
 def _correlation(

@@ -16,6 +16,7 @@ from batchtune.epochs import (
     EpochBatches,
     EpochShapes,
     RankSplit,
+    edges_of,
     lay_out,
     shapes_of,
 )
@@ -137,7 +138,7 @@ class SimulatedEpochs:
             share = (values.size - size) / (size * max(1, values.size - 1))
             return float(values.std() / values.mean() * math.sqrt(share))
         cut = self.cuts[0]
-        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
+        edges = edges_of(cut.layout.batch_sizes)
         totals = sums_between(self.sample.values[cut.held()], edges)
         totals = totals.reshape(-1, self.dealing.together).sum(axis=1)
         numbers = np.full(totals.size, self.scale)

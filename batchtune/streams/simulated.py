@@ -26,7 +26,7 @@ from batchtune.buckets.current import (
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
-from batchtune.epochs import EpochBatches, EpochShapes, positions
+from batchtune.epochs import EpochBatches, EpochShapes, edges_of, positions
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError
@@ -113,12 +113,9 @@ class PivotSettings(Settings):
 
     def keeps(self, lengths: FloatArray) -> BoolArray:
         """Return which examples the length limits keep."""
-        kept = np.ones(lengths.shape, dtype=np.bool_)
-        if self.min_sample_len is not None:
-            kept &= lengths >= self.min_sample_len
-        if self.max_sample_len is not None:
-            kept &= lengths <= self.max_sample_len
-        return kept
+        return (lengths >= (self.min_sample_len or 0.0)) & (
+            lengths <= _limit(self.max_sample_len)
+        )
 
     @classmethod
     def find(cls, recipe: Recipe) -> RecipeBlock | None:
@@ -207,6 +204,11 @@ class PivotSettings(Settings):
         return rate
 
 
+def _limit(limit: float | None) -> float:
+    """Return a limit that may not be set, as a number."""
+    return math.inf if limit is None else limit
+
+
 def speechbrain_batches(
     lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random
 ) -> StreamBatches:
@@ -244,15 +246,9 @@ def _batches(
     reader: LengthReader, total: int, settings: PivotSettings, random: random.Random
 ) -> Iterator[list[int]]:
     """Yield each batch of a stream of `total` examples, as places in it, the longest example first."""
-    max_cells = settings.max_batch_numel
-    if max_cells is None:
-        max_cells = math.inf
-    max_examples: float | None = settings.max_batch_size
-    if max_examples is None:
-        max_examples = math.inf
-    max_padding = settings.max_padding_ratio
-    if max_padding is None:
-        max_padding = math.inf
+    max_cells = _limit(settings.max_batch_numel)
+    max_examples = _limit(settings.max_batch_size)
+    max_padding = _limit(settings.max_padding_ratio)
     target = settings.target_batch_numel
 
     def admits(count: int, longest: float) -> bool:
@@ -353,7 +349,7 @@ def worker_streams(
     A worker's examples are shuffled as by `.shuffle(shuffle_buffer, rng=sample_random(seed, epoch, rank, worker))`.
     Without `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
     """
-    starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    starts = edges_of(sizes)
     by_rank: list[list[IntArray]] = []
     for rank in range(sharding.world_size):
         of_rank = np.arange(rank, len(sizes), sharding.world_size)
@@ -560,9 +556,9 @@ def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
     `lengths` are of shape (examples of the stream,), 0 for those that are never held.
     """
     values = np.asarray(lengths, dtype=np.float64)
-    read = np.concatenate(([0.0], np.cumsum(values)))
-    batched = np.concatenate(([0.0], np.cumsum(values[batches.examples])))
-    before = np.concatenate(([0], batches.ends))
+    read = edges_of(values)
+    batched = edges_of(values[batches.examples])
+    before = np.append(0, batches.ends)
     return float(np.max(read[np.append(batches.read, values.size)] - batched[before]))
 
 

@@ -25,11 +25,12 @@ from batchtune.buckets.advice import (
     shown_cost,
 )
 from batchtune.buckets.sweep import costs_in, needed_limit, sweep
-from batchtune.epochs import RankSplit
+from batchtune.epochs import RankSplit, edges_of
 from batchtune.epochs.expectation import (
     EpochTime,
     effective_buckets,
     mates_in_cuts,
+    sums_between,
     with_equals,
 )
 from batchtune.epochs.measured_costs import (
@@ -184,9 +185,7 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
 def shards_of(stream: StreamLengths, sizes: Sequence[int], readers: int) -> Shards:
     """Describe the shards, which hold so many examples each, for this many workers of all ranks."""
     counts = np.array(sizes, dtype=np.int64)
-    edges = np.concatenate(([0], np.cumsum(counts)))
-    length_before = np.concatenate(([0.0], np.cumsum(stream.values)))
-    totals = np.diff(length_before[edges])
+    totals = sums_between(stream.values, edges_of(counts))
     median = float(np.median(counts))
     idle = max(0, readers - int(np.count_nonzero(counts)))
     is_fine = (
