@@ -400,14 +400,18 @@ class EpochShapes:
             targets = self.targets[batches]
         return EpochShapes(self.batch_sizes[batches], self.lengths[batches], targets)
 
+    @property
+    def _columns(self) -> list[AnyArray]:
+        """What is known of each batch."""
+        if self.targets is None:
+            return [self.batch_sizes, self.lengths]
+        return [self.batch_sizes, self.lengths, self.targets]
+
     def one_by_one(self) -> Iterator[BatchShape]:
         """Return the shape of each batch."""
         from batchtune.results import BatchShape
 
-        columns = [self.batch_sizes, self.lengths]
-        if self.targets is not None:
-            columns.append(self.targets)
-        return map(BatchShape, *(column.tolist() for column in columns))
+        return map(BatchShape, *(column.tolist() for column in self._columns))
 
     @property
     def padded_length(self) -> float:
@@ -416,10 +420,8 @@ class EpochShapes:
 
     def seconds(self, step_seconds: StepTimeFunction) -> FloatArray:
         """Return the time of each batch."""
-        sizes = self.batch_sizes.astype(np.float64)
-        if self.targets is None:
-            return step_seconds(sizes, self.lengths)
-        return step_seconds(sizes, self.lengths, self.targets)
+        sizes, *lengths = self._columns
+        return step_seconds(sizes.astype(np.float64), *lengths)
 
     def epoch_seconds(
         self, step_seconds: StepTimeFunction, dealing: RankSplit

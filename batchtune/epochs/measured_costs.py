@@ -15,7 +15,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.cost_model import fit_cost, needs_targets, predict, scaled
+from batchtune.epochs.cost_model import (
+    features_of,
+    fit_cost,
+    needs_targets,
+    predict,
+    scaled,
+)
 from batchtune.epochs.table import SizeFunction, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import (
@@ -543,10 +549,7 @@ class PackedCosts:
         shapes = [probe.trials[index].shape for index in packed.proofs]
         if probe.why_unproven is not None:
             shapes = []
-        proofs = [
-            (shape.tokens, shape.squared_tokens, shape.batch_size, shape.length)
-            for shape in shapes
-        ]
+        proofs = [(*features_of(shape), shape.length) for shape in shapes]
         model = packed.step_seconds
         if model is not None and model.relative_error > WORST_TIME_ERROR:
             model = None

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,14 @@ class ScriptWorker(RankWorker):
         fed.make_batch(shortest)
         meter.limit()
         ready = self._ready(fed, meter, request.settings)
+        targets = source.target_scale
         facts = Script(
             batches=list(source.lines),
             loader=described(feed.loader),
             per_unit=source.scale.per_unit,
-            target_per_unit=None,
+            target_per_unit=None if targets is None else targets.per_unit,
             offset=source.scale.offset,
+            target_offset=0 if targets is None else targets.offset,
             accumulation=accumulation,
             steps_vary=steps_vary,
             look_ahead=fed.stale,
@@ -200,12 +203,6 @@ class ScriptWorker(RankWorker):
             gradient=gradient,
             optimizers=sorted(loop.optimizers),
         )
-        if source.target_scale is not None:
-            facts = replace(
-                facts,
-                target_per_unit=source.target_scale.per_unit,
-                target_offset=source.target_scale.offset,
-            )
         return replace(ready, device=replace(ready.device, script=facts))
 
     def _join(self, request: Prepare) -> None:
@@ -449,14 +446,7 @@ class Fed:
             ((self._allocated(own), self._allocated(made)) for _ in range(2)),
             key=lambda peaks: abs(peaks[0] - peaks[1]),
         )
-        return Twin(
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            sequences=shape.sequences,
-            own_bytes=own_bytes,
-            made_bytes=made_bytes,
-        )
+        return Twin(**asdict(shape), own_bytes=own_bytes, made_bytes=made_bytes)
 
     def _allocated(self, batch: Any) -> int:
         """Return how much a step with a batch allocates at its peak, beyond what the process holds."""

@@ -9,7 +9,7 @@ import json
 import operator
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, ClassVar
@@ -59,6 +59,9 @@ _KALDI_COLUMNS = {
     "speech_shape": "num_frames",
     "feats_shape": "num_frames",
 }
+
+# What SpeechBrain's files count.
+_OF_SPEECHBRAIN: dict[str, Unit] = {"length": "s", "len": "s"}
 
 NumberedCells = tuple[int, Sequence[object]]  # line and cells
 
@@ -197,7 +200,7 @@ class SpeechBrainCsv(TableLines):
 
     name = "speechbrain-csv"
     description = "a comma separated table with a column 'ID'"
-    units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
+    units = _OF_SPEECHBRAIN
     unique_ids = True
 
     @staticmethod
@@ -673,7 +676,7 @@ class SpeechBrainJson(Nemo):
 
     name = "speechbrain-json"
     description = "one JSON object of objects, id → entry"
-    units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
+    units = _OF_SPEECHBRAIN
     endings = ()
     hint = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
     opening = "{"
