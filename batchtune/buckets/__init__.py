@@ -702,7 +702,7 @@ def _traced_table(
     """Trace the best table of at most `max_buckets` buckets back from its last bucket; of equal ones the fewest."""
     buckets = fewest(lowest_costs[1 : max_buckets + 1, -1])
     end = lowest_costs.shape[1] - 1
-    pairs: list[tuple[float, float]] = []
+    pairs = []
     while end > 0:
         # The same sums as before, to the bit, so their least is the one that was taken.
         sums = [

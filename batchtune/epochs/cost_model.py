@@ -303,7 +303,7 @@ def _forms(size: FloatArray, long: FloatArray, target: FloatArray) -> Iterator[_
     of_lengths: list[_Form] = [("linear",)]
     if several:
         of_lengths += [("quadratic",), ("linear", "quadratic")]
-    of_targets: list[_Form] = []
+    of_targets = []
     if target.any():
         ratio = target / long
         if not several and np.ptp(ratio) == 0:

@@ -77,7 +77,7 @@ class Steps:
 
     def of(self, epochs: Iterable[Taken]) -> list[float]:
         """Return the seconds of a step with each delivered batch; one whose examples are unknown counts as one."""
-        seconds: list[float] = []
+        seconds = []
         for taken in epochs:
             examples = np.nan_to_num(
                 _column(batch.examples for batch in taken.batches), nan=1.0
@@ -537,7 +537,7 @@ class Tuner:
         With step times, an untested setting is assumed to wait only as long as its throughput implies. Where receiving
         batches takes time, all of them wait longer. Stops when another round does not shorten the wait.
         """
-        compared: set[str] = set()
+        compared = set()
         shortest = math.inf
         while True:
             finalists = []

@@ -296,7 +296,7 @@ def _files_below(folder: Path) -> list[str]:
         )
 
     names = []
-    entered: set[str] = set()
+    entered = set()
     for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         real_path = os.path.realpath(parent)
         if real_path in entered:  # a link that leads back

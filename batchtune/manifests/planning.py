@@ -112,7 +112,7 @@ class Plan:
         measures = list(self.lengths)
         if self.target is not None and self.options.target_file is None:
             measures.append(self.target)
-        names: list[str] = []
+        names = []
         for measure in measures:
             names += [measure.column, *measure.chats, *measure.tools]
         return list(dict.fromkeys(names))
@@ -267,7 +267,7 @@ def _lengths(
             for names in sums
         ]
         return list(measures.values()), weights
-    tools: list[str] = []
+    tools = []
     if template_of(options.tokenizer) is not None:
         tools = [column.name for column in columns if column.name == _TOOLS]
     joined = []

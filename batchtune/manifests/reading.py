@@ -38,7 +38,6 @@ from batchtune.manifests.inputs import (
     expand,
 )
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
-from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic
 from batchtune.processes.pool import run_in_processes, run_on_ray
 from batchtune.units import counted, format_size
@@ -112,7 +111,7 @@ def load_stream(
     plan = replace(plan, with_ids=sharded, in_order=True)
     tasks = [task._replace(plan=plan) for task in tasks]
     parts = read_all(tasks, jobs, on_progress)
-    shards: list[Shard] = []
+    shards = []
     if sharded or (len(tasks) > 1 and not FORMATS[plan.format].of_folder):
         for task, part in zip(tasks, parts, strict=True):
             shards.append(
@@ -327,7 +326,7 @@ def planned(
         first.report = lambda share: on_progress(share, 0, first.traffic)
     reader = reader_of(first, options.format)
     plan = plan_of(reader, options)
-    target_files: list[Source] = []
+    target_files = []
     if options.target_file is not None:
         target_files = expand(options.target_file, None)
         if len(target_files) != len(sources):

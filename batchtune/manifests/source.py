@@ -261,7 +261,7 @@ class Source:
         """Read the whole content."""
         limit = total_memory() // 2
         size = self.size
-        pieces: list[bytes] = []
+        pieces = []
         with self.opened() as stream:
             while size <= limit and (
                 piece := stream.read(max(BLOCK_BYTES, self.size + 1))

@@ -99,7 +99,7 @@ def measured(values: Values, count: TextCounter) -> Sequence[object]:
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
     # Counted all at once, as a tokenizer does it by many threads.
-    texts: list[str] = []
+    texts = []
     for value in values:
         texts += _texts_in(value)
     lengths = iter(count(texts))
@@ -231,7 +231,7 @@ def _as_message(message: Mapping[str, object]) -> Mapping[str, object]:
 
 def joined(parts: Sequence[object]) -> object:
     """Return the chat whose parts stand in several columns, or the first of them that is not a list."""
-    messages: list[object] = []
+    messages = []
     for part in parts:
         if not isinstance(part, list):
             return part

@@ -130,7 +130,7 @@ class ScriptWorker(RankWorker):
         feed = _chosen(loop, request.options.get("loader"))
         loop.feed = feed
         meter = self._open(request)
-        own_batches: list[Any] = []
+        own_batches = []
 
         def own_batch() -> Any:
             batch = loop.call(feed.own_batch)

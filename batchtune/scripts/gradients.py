@@ -276,7 +276,7 @@ def without_dropout() -> Callable[[], None]:
     """
     from torch.nn.modules.dropout import _DropoutNd
 
-    before: list[tuple[Any, str, float]] = []
+    before = []
     for module in _training_modules():
         for name, value in vars(module).items():
             is_rate = name == "p" and isinstance(module, _DropoutNd)

@@ -350,10 +350,10 @@ def worker_streams(
     Without `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
     """
     starts = edges_of(sizes)
-    by_rank: list[list[IntArray]] = []
+    by_rank = []
     for rank in range(sharding.world_size):
         of_rank = np.arange(rank, len(sizes), sharding.world_size)
-        streams: list[IntArray] = []
+        streams = []
         for worker in range(sharding.readers_per_rank):
             dealt = of_rank[worker :: sharding.readers_per_rank]
             chance = random.Random(seed + epoch)
@@ -381,8 +381,8 @@ def shuffled(stream: IntArray, buffer_size: int, random: random.Random) -> IntAr
         return stream
     initial = min(_INITIAL, buffer_size)
     source = iter(stream.tolist())
-    result: list[int] = []
-    held: list[int] = []
+    result = []
+    held = []
     for example in source:
         held.append(example)
         if len(held) < buffer_size:
@@ -515,8 +515,8 @@ def simulate_stream(
     stored: StoredStream, batching: AnyBatching, epoch: int
 ) -> StreamEpoch:
     """Simulate the batches that all workers make of their streams in an epoch."""
-    made: list[StreamBatches] = []
-    examples: list[IntArray] = []
+    made = []
+    examples = []
     largest_hold = 0.0
     for rank, streams in enumerate(stored.read_in(epoch)):
         for worker, stream in enumerate(streams):

@@ -386,7 +386,7 @@ def last_frame(stack: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     name = type(error).__name__
-    lines: list[str] = []
+    lines = []
     with contextlib.suppress(Exception):  # its own __str__ fails
         lines = str(error).strip().splitlines()
     if not lines:

@@ -223,7 +223,7 @@ def _rows(
 
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     """Yield samples in lists; those before an error come first."""
-    chunk: list[_Sample] = []
+    chunk = []
     try:
         for sample in samples:
             chunk.append(sample)
