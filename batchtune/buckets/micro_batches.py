@@ -237,8 +237,7 @@ def batcher_of(
     """Return what packs pools, or steps of `pool_size` random sequences into as many micro-batches as accumulated."""
     if accumulate is None:
         return PackedBatcher(tokens, budget, pool_size)
-    packer = StepPacker(tokens, budget)
-    return StepBatcher(tokens.size, packer, pool_size, accumulate)
+    return StepBatcher(tokens.size, StepPacker(tokens, budget), pool_size, accumulate)
 
 
 def in_order(cut: EpochBatches, drawing: ShuffleKey) -> Packed:

@@ -329,8 +329,7 @@ def drawn(
     """
     layout = cut.layout
     together = layout.dealing.together
-    units = layout.starts.size // together
-    order = np.arange(units)
+    order = np.arange(layout.starts.size // together)
     if layout.in_steps:
         return np.arange(layout.starts.size)
     if drawing.shuffle:

@@ -392,8 +392,7 @@ class _Measured:
             lowest = self.cost[:count]
             if lowest.max() > _LEVEL * lowest.min():
                 break
-            level = float(np.median(lowest))
-            floors.append(_AboveFloor(self, forms, count, level))
+            floors.append(_AboveFloor(self, forms, count, float(np.median(lowest))))
         richest = forms.sum(axis=1).argmax()
         floors.sort(key=lambda floor: floor.error(floor.fits[richest]))
         return floors[:_FLOORS]

@@ -283,9 +283,12 @@ class ExpectedBatches:
     ) -> EpochTime:
         """Return the same with its errors."""
         seconds = self.seconds(step_seconds, targets)
-        shapes = self.shapes(targets)
-        errors = time_errors(step_seconds, shapes, self.numbers, seconds)
-        return EpochTime(seconds=seconds, errors=errors)
+        return EpochTime(
+            seconds=seconds,
+            errors=time_errors(
+                step_seconds, self.shapes(targets), self.numbers, seconds
+            ),
+        )
 
 
 def expected_batches(

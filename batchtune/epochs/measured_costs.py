@@ -603,6 +603,11 @@ class Costs:
     script: Script | None = None
 
 
+def nothing_proven(lengths: FloatArray) -> IntArray:
+    """Return the largest batch size that is proven to fit at each length where nothing is: 0."""
+    return np.zeros(lengths.shape, dtype=np.int64)
+
+
 def costs_of(probe: Probe) -> Costs:
     """Return what is proven to fit, and the step times, by the model between measured ones.
 
@@ -648,9 +653,7 @@ def costs_of(probe: Probe) -> Costs:
         measured,
         frontier=frontier,
         continued_frontier=frontier.continued,
-        proven=frontier.proven
-        if probe.is_proven
-        else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven=frontier.proven if probe.is_proven else nothing_proven,
         proven_by=proven_by,
         step_seconds=times,
         compares_times=compares_times,

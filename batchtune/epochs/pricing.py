@@ -441,8 +441,9 @@ class Pricing:
         batching = Batching(table)
         time = None
         if self.step_seconds is not None and self.dealing.world_size > 1:
-            simulated = self._simulated(batching).time(self.step_seconds)
-            time = replace(simulated, deviation=None)
+            time = replace(
+                self._simulated(batching).time(self.step_seconds), deviation=None
+            )
         elif self.step_seconds is not None:
             time = expected.time(self.step_seconds, self.targets)
         return self._priced(
@@ -512,8 +513,9 @@ class Pricing:
         if self.step_seconds is not None:
             mean = float(shapes.seconds(self.step_seconds).mean())
             seconds = mean * own.batches / self.dealing.world_size
-            errors = shape_errors(self.step_seconds, shapes, seconds)
-            time = EpochTime(seconds=seconds, errors=errors)
+            time = EpochTime(
+                seconds=seconds, errors=shape_errors(self.step_seconds, shapes, seconds)
+            )
         priced = self._priced(
             batching,
             Tally.of(np.zeros_like(shapes.batch_sizes), shapes.batch_sizes),

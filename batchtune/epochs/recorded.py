@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batchtune.epochs import EpochBatches
 from batchtune.epochs.expectation import effective_buckets, mates_in_cuts
-from batchtune.epochs.measured_costs import Costs, StepTimes
+from batchtune.epochs.measured_costs import Costs, StepTimes, nothing_proven
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
@@ -207,7 +207,7 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
     if times is not None and times.model.relative_error > WORST_TIME_ERROR:
         times = None
     costs = Costs(
-        proven=lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven=nothing_proven,
         step_seconds=times,
         device_name=recording.start.device,
         world_size=len({step.rank for step in recording.steps}),

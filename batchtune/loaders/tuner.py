@@ -89,11 +89,10 @@ class Steps:
 
     def demand(self, epochs: Iterable[Taken]) -> Demand:
         """Return the record of it for the batches that were delivered, at least one."""
-        mean = float(np.mean(self.of(epochs)))
         return Demand(
             source=self.source,
             per=self.per,
-            step_seconds=mean,
+            step_seconds=float(np.mean(self.of(epochs))),
             device_name=self.device_name,
         )
 
@@ -633,9 +632,12 @@ class Tuner:
         rows = []
         for row in self.rows.values():
             is_equal = row.name in equal if row in comparable else None
-            seconds = epoch_seconds(row, batches, demand)
             rows.append(
-                replace(row, equal_to_best=is_equal, estimated_epoch_seconds=seconds)
+                replace(
+                    row,
+                    equal_to_best=is_equal,
+                    estimated_epoch_seconds=epoch_seconds(row, batches, demand),
+                )
             )
         tuning = LoaderTuning(
             meta=meta_of(LoaderTuning),

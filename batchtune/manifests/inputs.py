@@ -191,10 +191,9 @@ def _sources_behind(url: str, wanted: str | None, *, is_alone: bool) -> list[Sou
         name.removeprefix(f"{folder}/"): found
         for name, found in listed_objects(f"{folder}/").items()
     }
-    names = [name for name in found_by_name if not _HIDDEN.search(name)]
     return _sources_of(
         folder,
-        names,
+        [name for name in found_by_name if not _HIDDEN.search(name)],
         wanted,
         lambda name: Source(f"{folder}/{name}", None, found_by_name[name]),
     )

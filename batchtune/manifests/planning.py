@@ -163,8 +163,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     key = options.length_key or reader.default_column(columns)
     is_named = key is not None
     if key is None:
-        others = [column for column in columns if column != target]
-        key = _chosen(path, others, options)
+        key = _chosen(path, [column for column in columns if column != target], options)
         is_named = key in _COMBINED
     measures, weights = _lengths(path, columns, key, options, counts_texts=is_named)
     names = {name for measure in measures for name in (measure.column, *measure.chats)}

@@ -277,8 +277,7 @@ class _Store:
             path = self._path(task, state)
             if path is not None:
                 with contextlib.suppress(OSError, msgspec.MsgspecError):
-                    content = path.read_bytes()
-                    parts[index] = msgspec.msgpack.decode(content, type=Part)
+                    parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
         return parts
 
     def save(self, task: ReadTask, part: Part) -> None:

@@ -225,8 +225,10 @@ def _as_message(message: Mapping[str, object]) -> Mapping[str, object]:
     """Return a message of ShareGPT as one with role and content; any other as it is."""
     if not {"from", "value"} <= message.keys():
         return message
-    role = _ROLES.get(str(message["from"]), message["from"])
-    return {"role": role, "content": message["value"]}
+    return {
+        "role": _ROLES.get(str(message["from"]), message["from"]),
+        "content": message["value"],
+    }
 
 
 def joined(parts: Sequence[object]) -> object:

@@ -347,8 +347,9 @@ class Drawn:
             self._targets = np.array([row.target or 0.0 for row in rows])
         elif self.targets is not None:
             measured = dict(zip(self.indices, self.targets, strict=True))
-            sizes = [float(measured.get(row.number, 0)) for row in rows]
-            self._targets = np.array(sizes)
+            self._targets = np.array(
+                [float(measured.get(row.number, 0)) for row in rows]
+            )
         return True
 
     def make(self, shape: BatchShape) -> Any:

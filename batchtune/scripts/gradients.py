@@ -98,8 +98,7 @@ class Step:
         for batch in batches:
             for index in batch:
                 if index not in self._examples:
-                    position = self._positions[index]
-                    self._examples[index] = self._drawn.example(position)
+                    self._examples[index] = self._drawn.example(self._positions[index])
             made.append(self._drawn.collated([self._examples[i] for i in batch]))
         return made
 

@@ -335,8 +335,9 @@ def _learned_from_batches(
     if len(lengths) == len(rows) and any(row.size > 1 for row in lengths):
         return _packed_relations(leaves, lengths)
     seen = measured(leaves)
-    sizes_of_batches = {"B": _batch_sizes(seen, batch_size_key)}
-    terms, relations = followed(leaves, sizes_of_batches, "batches", keys)
+    terms, relations = followed(
+        leaves, {"B": _batch_sizes(seen, batch_size_key)}, "batches", keys
+    )
     _check_fixed_sizes(seen, terms, relations)
     return terms, relations
 

@@ -91,8 +91,7 @@ def stated(sampler: Any, *names: str) -> Any:
         for name in names:
             if hasattr(sampler, name):
                 return getattr(sampler, name)
-        inner = getattr(sampler, "sampler", None)
-        sampler = getattr(sampler, "batch_sampler", inner)
+        sampler = getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))
     return None
 
 
@@ -170,8 +169,9 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
             # Torch's own does not say in which order.
             if type(drawing) is BatchSampler:
                 drawing = drawing.sampler
-            name = type(drawing).__name__
-            np.savez(path, sampler=name, first=epochs[0], second=epochs[1])
+            np.savez(
+                path, sampler=type(drawing).__name__, first=epochs[0], second=epochs[1]
+            )
 
 
 def pads(pair: Any) -> bool:

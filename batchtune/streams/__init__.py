@@ -82,8 +82,7 @@ def stream_batches(
 ) -> StreamBatches:
     """Return the batches of a stream of examples with these lengths, none beyond the last boundary."""
     reader = LengthReader(lengths)
-    batches = batched(reader, batching, random)
-    return collected(batches, lambda: reader.count)
+    return collected(batched(reader, batching, random), lambda: reader.count)
 
 
 def collected(

@@ -601,10 +601,9 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
 
     First come those of step 0, rank by rank.
     """
-    table = BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
     batching = StreamBatching(
         algorithm=config.algorithm,
-        table=table,
+        table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
         buffer_size=config.buffer_size,
         max_padding_ratio=config.max_padding_ratio,
         shuffle=config.shuffle,

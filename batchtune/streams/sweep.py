@@ -347,8 +347,9 @@ def sweep_stream(
     fitting = limits
     share = 1.0
     if settings.min_steps is not None:
-        dealing = RankSplit(world_size=settings.world_size)
-        check_min_steps(settings.min_steps, lengths, dealing)
+        check_min_steps(
+            settings.min_steps, lengths, RankSplit(world_size=settings.world_size)
+        )
         # Ranks need not have as many: each should have enough on average.
         fewest = min(lengths.count, settings.min_steps * settings.world_size)
         share = share_for(lengths, fitting, fewest)
@@ -436,13 +437,12 @@ def sweep_stream(
     timed = have_times(rows)
     if chosen is None or not keeps_current(swept, chosen, timed=timed):
         return swept
-    reason = keeping_reason(swept, chosen, timed=timed)
     return structs.replace(
         swept,
         recommended=None,
         recommended_speechbrain=None,
         batches_per_rank=None,
-        reason=reason,
+        reason=keeping_reason(swept, chosen, timed=timed),
     )
 
 

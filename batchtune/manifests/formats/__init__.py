@@ -238,6 +238,11 @@ class Estimate(float):
     """A length in seconds that is an estimate."""
 
 
+def count_estimates(values: Values) -> int:
+    """Return how many of the values are estimates."""
+    return sum(type(value) is Estimate for value in values)
+
+
 def number(value: object) -> float | None:
     """Return a value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):

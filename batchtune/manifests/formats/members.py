@@ -24,6 +24,7 @@ from batchtune.manifests.formats import (
     Rows,
     Unreadable,
     columns_of,
+    count_estimates,
     last_part,
     walk,
 )
@@ -159,7 +160,10 @@ class WebDataset(Format):
                 _chunks(itertools.islice(_samples(tar, wanted), _PEEKED_SAMPLES))
             )
         return columns_of(
-            {name: _readable(value) for name, value in sample.values.items()}
+            {
+                name: None if isinstance(value, Unreadable) else value
+                for name, value in sample.values.items()
+            }
             for sample in first
         )
 
@@ -206,18 +210,16 @@ def _column(samples: Sequence[_Sample], key: str) -> list[object]:
     return [sample.values.get(key) for sample in samples]
 
 
-def _readable(value: object) -> object:
-    return None if isinstance(value, Unreadable) else value
-
-
 def _rows(
     names: Sequence[str],
     columns: Sequence[Sequence[object]],
     left_out: Mapping[str, int],
 ) -> Rows:
-    estimates = sum(type(value) is Estimate for value in columns[0])
     return Rows(
-        columns, lambda: names, left_out=dict(left_out), num_estimates=estimates
+        columns,
+        lambda: names,
+        left_out=dict(left_out),
+        num_estimates=count_estimates(columns[0]),
     )
 
 
