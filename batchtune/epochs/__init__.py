@@ -64,13 +64,18 @@ class RankSplit:
             return self.world_size
         return 1
 
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches of an optimizer step, over all ranks."""
+        return self.world_size * self.accumulate
+
     def steps(self, batches: int) -> int:
         """Return the optimizer steps of an epoch with this many batches over all ranks."""
-        return ceil_div(batches, self.world_size * self.accumulate)
+        return ceil_div(batches, self.batches_per_step)
 
     def fewest_batches(self, steps: int) -> int:
         """Return the fewest batches, over all ranks, that an epoch with this many optimizer steps needs."""
-        return (steps - 1) * self.world_size * self.accumulate + 1
+        return (steps - 1) * self.batches_per_step + 1
 
 
 ON_ONE_RANK = RankSplit()
@@ -413,6 +418,11 @@ class EpochShapes:
         return map(BatchShape, *(column.tolist() for column in self._columns))
 
     @property
+    def padded_lengths(self) -> FloatArray:
+        """The padded length of each batch."""
+        return self.batch_sizes * self.lengths
+
+    @property
     def padded_length(self) -> float:
         """The sum of the batches' padded lengths."""
         return float(self.batch_sizes @ self.lengths)
@@ -426,9 +436,7 @@ class EpochShapes:
         self, step_seconds: StepTimeFunction, dealing: RankSplit
     ) -> float:
         """Return the time of the epoch, whose batches ranks take in turn; a step lasts as long as its slowest batch."""
-        seconds = np.zeros(
-            dealing.steps(len(self)) * dealing.world_size * dealing.accumulate
-        )
+        seconds = np.zeros(dealing.steps(len(self)) * dealing.batches_per_step)
         seconds[: len(self)] = self.seconds(step_seconds)
         return float(
             seconds.reshape(-1, dealing.accumulate, dealing.world_size)

@@ -553,7 +553,7 @@ def step_deviation(
     """
     mean = np.average(totals, weights=numbers)
     variance = np.average((totals - mean) ** 2 + within, weights=numbers)
-    each = dealing.world_size * dealing.accumulate // dealing.together
+    each = dealing.batches_per_step // dealing.together
     count = numbers.sum()
     # Drawn without putting them back.
     variance *= max(0.0, count - each) / max(1.0, count - 1)

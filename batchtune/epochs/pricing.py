@@ -228,7 +228,7 @@ def _with_costs(
     """
     batching = filled.batching
     shapes = filled.shapes[0]
-    padded = shapes.batch_sizes * shapes.lengths
+    padded = shapes.padded_lengths
     if batching.accumulate is not None:
         seconds = shapes.seconds(step_seconds)
         terms = [np.ones_like(padded), padded, padded * shapes.lengths]
@@ -691,7 +691,7 @@ def check_min_steps(min_steps: int, lengths: Lengths, dealing: RankSplit) -> Non
     if dealing.fewest_batches(min_steps) <= lengths.count:
         return
     ranks = ""
-    if dealing.world_size * dealing.accumulate > 1:
+    if dealing.batches_per_step > 1:
         ranks = f" on {counted(dealing.world_size, 'rank')}, with an accumulation of {dealing.accumulate:,}"
     raise UsageError(
         f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "

@@ -61,15 +61,14 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
     if abs(share * ranks - 1) > _OTHER_EXAMPLES:
         return None
     shapes = first.shapes(values, targets)
-    sizes = shapes.batch_sizes
-    kept = _kept(sizes * shapes.lengths)
+    kept = _kept(shapes.padded_lengths)
     mates = mates_in_cuts([first, second], values)
     # Mates that meet again may do so on another rank: this one has only a part of them in its second epoch.
     again = mates.again / np.isin(first.examples, second.examples).mean()
     return OwnBatches(
         sampler=sampler,
         ranks=ranks,
-        batches=round(sizes.size / share),
+        batches=round(len(shapes) / share),
         padded_length=shapes.padded_length / share,
         shapes=list(shapes.chosen(kept).one_by_one()),
         mates_again=min(1.0, float(again)),

@@ -505,9 +505,7 @@ def _priced(
     longest = first.shapes.lengths
     batches_by_epoch = np.array([epoch.weights.sum() for epoch in epochs])
     batches = max(1, round(float(batches_by_epoch.mean())))
-    padded_lengths = [
-        epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs
-    ]
+    padded_lengths = [epoch.total(epoch.shapes.padded_lengths) for epoch in epochs]
     padded_length = float(np.mean(padded_lengths))
     true_lengths = [epoch.total(_true_lengths(epoch, stored)) for epoch in epochs]
     true_length = float(np.mean(true_lengths))
@@ -538,7 +536,7 @@ def _priced(
         smallest_batch_size=int(sizes.min()),
         largest_batch_size=int(sizes.max()),
         batch_size_variation=float(sizes.std() / sizes.mean()),
-        largest_padded_length=float((sizes * longest).max()),
+        largest_padded_length=float(first.shapes.padded_lengths.max()),
         under_half=float(np.mean(_filled(way, sizes, longest) < 0.5)),
         wait_median=float(np.median(first.waits)),
         wait_p99=float(np.percentile(first.waits, 99)),

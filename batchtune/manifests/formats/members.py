@@ -320,6 +320,7 @@ class AudioFolder(Format):
     description = "a folder of audio files"
     names_columns = False
     of_folder = True
+    length_column = "duration"
     endings = tuple(f".{suffix}" for suffix in sorted(AUDIO_SUFFIXES | _UNREAD_AUDIO))
 
     def __init__(self, source: Source) -> None:
@@ -338,10 +339,6 @@ class AudioFolder(Format):
     def columns(self) -> Sequence[Column]:
         """Return `duration` and `num_samples`."""
         return [Column("duration"), Column(_NUM_SAMPLES)]
-
-    def default_column(self, columns: Sequence[Column]) -> str | None:
-        """Return `duration`."""
-        return "duration"
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the audio files in the order of their names, some hundred at a time."""

@@ -410,6 +410,7 @@ class Text(NumberLines):
     name = "text"
     description = "plain text, one example on every line; never detected, so name it"
     value_column = "text"
+    length_column = "text"
 
     @staticmethod
     def fits(head: Head) -> bool:
@@ -419,10 +420,6 @@ class Text(NumberLines):
     def columns(self) -> Sequence[Column]:
         """Return the one column `text`."""
         return [Column("text", is_text=True)]
-
-    def default_column(self, columns: Sequence[Column]) -> str | None:
-        """Return `text`."""
-        return "text"
 
 
 # JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain).
