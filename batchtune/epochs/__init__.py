@@ -124,6 +124,11 @@ class Layout:
         return int(self.batch_sizes.sum()) - self.count
 
 
+def floats(values: npt.ArrayLike) -> FloatArray:
+    """Return numbers as an array of floats, which is not copied if it is one."""
+    return np.asarray(values, dtype=np.float64)
+
+
 def edges_of(sizes: npt.ArrayLike) -> AnyArray:
     """Return where parts of these sizes begin, one after the other, and where the last one ends."""
     return np.append(0, np.cumsum(sizes))

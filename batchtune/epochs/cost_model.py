@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.epochs import floats
 from batchtune.lengths import BoolArray, FloatArray, IntArray
 from batchtune.results import BatchShape, CostModel, PackedModel
 
@@ -192,11 +193,9 @@ def predict(
         raise ValueError(
             "the cost model was fitted with target lengths and needs them to predict"
         )
-    size = np.asarray(batch_size, dtype=np.float64)
-    long = np.asarray(length, dtype=np.float64)
-    target = (
-        0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
-    )
+    size = floats(batch_size)
+    long = floats(length)
+    target = 0.0 if target_length is None else floats(target_length)
     return np.maximum(
         model.constant + size * model.per_example(long, target), model.floor
     )
@@ -244,18 +243,16 @@ def fit_cost(
     padded lengths. Targets count only if they vary independently of the lengths; if only one length was measured, a
     unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
     """
-    size, long, cost = (
-        np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs)
-    )
+    size, long, cost = map(floats, (batch_sizes, lengths, costs))
     target = np.zeros(cost.size)
     if target_lengths is not None:
-        target = np.asarray(target_lengths, dtype=np.float64)
+        target = floats(target_lengths)
     padded = size * (long + target)
     if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
         return None
     weight = weights_by_cost(cost)
     if weights is not None:
-        weight *= np.asarray(weights, dtype=np.float64)
+        weight *= floats(weights)
     order = np.argsort(padded, kind="stable")
     terms = dict(
         zip(

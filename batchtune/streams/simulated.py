@@ -26,7 +26,7 @@ from batchtune.buckets.current import (
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
-from batchtune.epochs import EpochBatches, EpochShapes, edges_of, positions
+from batchtune.epochs import EpochBatches, EpochShapes, edges_of, floats, positions
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError
@@ -228,7 +228,7 @@ def speechbrain_batches(
     Raises:
         ValueError: Two neighbours in the buffer are of length 0, where SpeechBrain raises a ZeroDivisionError.
     """
-    values = np.asarray(lengths, dtype=np.float64)
+    values = floats(lengths)
     kept = np.flatnonzero(settings.keeps(values))
     reader = LengthReader(values[kept])
 
@@ -555,7 +555,7 @@ def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
 
     `lengths` are of shape (examples of the stream,), 0 for those that are never held.
     """
-    values = np.asarray(lengths, dtype=np.float64)
+    values = floats(lengths)
     read = edges_of(values)
     batched = edges_of(values[batches.examples])
     before = np.append(0, batches.ends)
