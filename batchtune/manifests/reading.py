@@ -19,7 +19,7 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import redacted_url, writing_whole
-from batchtune.lengths import Lengths, Shard, StreamLengths
+from batchtune.lengths import Lengths, Shard, StreamLengths, ceil_div, largest_first
 from batchtune.manifests.checking import (
     SHOWN,
     OnReadProgress,
@@ -250,7 +250,7 @@ def _write_table(
             ROW: whole.row_numbers,
         }
         table = noted_table(columns, plan.unit)
-        table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
+        table = table.take(pyarrow.array(largest_first(whole.values)))
     with (
         writing_whole(output)
         if isinstance(output, Path)
@@ -427,7 +427,7 @@ def _units(
     indices = list(missing)
     together = 1
     if several or missing[indices[0]].source.is_remote:
-        together = min(_MOST_TOGETHER, -(-len(indices) // max(2, jobs)))
+        together = min(_MOST_TOGETHER, ceil_div(len(indices), max(2, jobs)))
     starts = range(0, len(indices), together)
     return [indices[start : start + together] for start in starts]
 
