@@ -433,8 +433,10 @@ def checked_settings(**values: Any) -> SweepSettings:
     for name in settings.strategies:
         known = (*STRATEGIES, PACKED)
         if name not in known:
-            hint = f"{did_you_mean(name, known)}Known strategies: {', '.join(known)}."
-            raise UsageError(f"unknown strategy {shortened(name)} (--strategy)", hint)
+            raise UsageError(
+                f"unknown strategy {shortened(name)} (--strategy)",
+                f"{did_you_mean(name, known)}Known strategies: {', '.join(known)}.",
+            )
     compared = settings.strategies or STRATEGIES
     if settings.pool_sizes and not any(
         name != PACKED and STRATEGIES[name].in_pools for name in compared
@@ -700,7 +702,7 @@ def _traced_table(
     """Trace the best table of at most `max_buckets` buckets back from its last bucket; of equal ones the fewest."""
     buckets = fewest(lowest_costs[1 : max_buckets + 1, -1])
     end = lowest_costs.shape[1] - 1
-    pairs: list[tuple[float, float]] = []
+    pairs = []
     while end > 0:
         # The same sums as before, to the bit, so their least is the one that was taken.
         sums = [

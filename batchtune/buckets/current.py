@@ -259,9 +259,8 @@ def _checked(
         settings = msgspec.convert(renamed, kind)
     except msgspec.ValidationError as error:
         raise _wrong(source, key_path, invalid_field(error), known.hint) from error
-    names = frozenset(renamed)
     return GivenSettings(
-        settings=settings, names=names, source=source, key_path=key_path
+        settings=settings, names=frozenset(renamed), source=source, key_path=key_path
     )
 
 
@@ -627,8 +626,7 @@ def own_current(script: Script) -> Current | None:
         return fixed_batches(script.batch_size, source, kind)
     if script.own_batches is None:
         return None
-    settings = CountedBatches(own=script.own_batches)
-    return GivenSettings(settings=settings, source=source)
+    return GivenSettings(settings=CountedBatches(own=script.own_batches), source=source)
 
 
 def current_batching(current: Current, lengths: Lengths) -> Batching:

@@ -79,12 +79,7 @@ class OwnSteps:
     @property
     def examples(self) -> int:
         """The examples of a step on all ranks."""
-        return self.batch_size * self.dealing.accumulate * self.dealing.world_size
-
-    @property
-    def have_micro_batches(self) -> bool:
-        """Whether a step has several micro-batches, so that its examples can be cut otherwise."""
-        return self.dealing.accumulate * self.dealing.world_size > 1
+        return self.batch_size * self.dealing.batches_per_step
 
     def accumulations(self, fewest: int, asked: int | None, *others: int) -> list[int]:
         """Return the numbers of micro-batches to compare: `asked` for, as now, others, the `fewest` that hold a step.
@@ -181,7 +176,7 @@ def row_of(
     total = int(totals.sum())
     world_size = dealing.world_size
     number = np.arange(packed.count)
-    step = number // (world_size * dealing.accumulate)
+    step = number // dealing.batches_per_step
     step_tokens = np.bincount(step, totals)
     # Equal slots are accumulated.
     slots = step * world_size + number % world_size
@@ -237,8 +232,7 @@ def batcher_of(
     """Return what packs pools, or steps of `pool_size` random sequences into as many micro-batches as accumulated."""
     if accumulate is None:
         return PackedBatcher(tokens, budget, pool_size)
-    packer = StepPacker(tokens, budget)
-    return StepBatcher(tokens.size, packer, pool_size, accumulate)
+    return StepBatcher(tokens.size, StepPacker(tokens, budget), pool_size, accumulate)
 
 
 def in_order(cut: EpochBatches, drawing: ShuffleKey) -> Packed:
@@ -428,7 +422,7 @@ def sweep_packers(
     """
     seed = settings.seed
     tokens = tokens_of(lengths, budget)
-    together = dealing.world_size * dealing.accumulate
+    together = dealing.batches_per_step
     if tokens.size < together:
         raise UsageError(
             f"{counted(tokens.size, 'sequence')} can't be dealt to {counted(dealing.world_size, 'rank')} with an "
@@ -509,7 +503,7 @@ def _step_rows(
         key=lambda step: int(tokens[step].sum()),
     )
     fewest = max(map(packer.fewest, fullest))
-    if fewest == 1 and not own.have_micro_batches:
+    if fewest == own.dealing.batches_per_step == 1:
         raise UsageError(
             "--keep same: a step is one micro-batch, as no gradient accumulation is known, and packing can't change it",
             "Say it with --accumulate N, or leave --keep same out.",
@@ -663,7 +657,8 @@ def _by_default(
         return "steps"
     if current is None:
         return "nothing"
-    if own is not None and own.have_micro_batches and own.examples <= count:
+    # The examples of a step can only be cut otherwise where it has several micro-batches.
+    if own is not None and own.dealing.batches_per_step > 1 and own.examples <= count:
         return "same"
     return "steps"
 

@@ -201,8 +201,9 @@ def run_sweep(
         reason = packers.reason + kept_steps(settings.min_steps, packed_share)
         swept = structs.replace(swept, packing=structs.replace(packers, reason=reason))
         if swept.gradient is not None and packers.row.keeps_examples:
-            change = swept.gradient.of_cut(equal_counts=False)
-            swept = structs.replace(swept, gradient_difference=change)
+            swept = structs.replace(
+                swept, gradient_difference=swept.gradient.of_cut(equal_counts=False)
+            )
     if foreign:
         clear_run(folder)
     swept = structs.replace(swept, proof=_earlier_proof(folder / SWEEP_FILE, swept))
@@ -385,7 +386,6 @@ def sweep(
             f"fit. Measure them with `batchtune tune --keep {keep}`"
         )
     costs_of_rows = epoch_costs(rows, steps_kept=settings.min_steps is not None)
-    traded = trade_off(costs_of_rows, [row.known_mates_again for row in rows])
     swept = Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
@@ -401,7 +401,7 @@ def sweep(
         recommended_table=recommendation.portable,
         reason=reason,
         warnings=warnings,
-        trade_off=traded,
+        trade_off=trade_off(costs_of_rows, [row.known_mates_again for row in rows]),
         two_dimensional=two_dimensional,
         gradient=None if costs.script is None else costs.script.gradient,
     )

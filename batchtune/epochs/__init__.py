@@ -64,13 +64,18 @@ class RankSplit:
             return self.world_size
         return 1
 
+    @property
+    def batches_per_step(self) -> int:
+        """The number of batches of an optimizer step, over all ranks."""
+        return self.world_size * self.accumulate
+
     def steps(self, batches: int) -> int:
         """Return the optimizer steps of an epoch with this many batches over all ranks."""
-        return ceil_div(batches, self.world_size * self.accumulate)
+        return ceil_div(batches, self.batches_per_step)
 
     def fewest_batches(self, steps: int) -> int:
         """Return the fewest batches, over all ranks, that an epoch with this many optimizer steps needs."""
-        return (steps - 1) * self.world_size * self.accumulate + 1
+        return (steps - 1) * self.batches_per_step + 1
 
 
 ON_ONE_RANK = RankSplit()
@@ -117,6 +122,16 @@ class Layout:
         if self.dealing.drop_last:
             return 0
         return int(self.batch_sizes.sum()) - self.count
+
+
+def floats(values: npt.ArrayLike) -> FloatArray:
+    """Return numbers as an array of floats, which is not copied if it is one."""
+    return np.asarray(values, dtype=np.float64)
+
+
+def edges_of(sizes: npt.ArrayLike) -> AnyArray:
+    """Return where parts of these sizes begin, one after the other, and where the last one ends."""
+    return np.append(0, np.cumsum(sizes))
 
 
 def positions(starts: AnyArray, sizes: AnyArray) -> IntArray:
@@ -324,8 +339,7 @@ def drawn(
     """
     layout = cut.layout
     together = layout.dealing.together
-    units = layout.starts.size // together
-    order = np.arange(units)
+    order = np.arange(layout.starts.size // together)
     if layout.in_steps:
         return np.arange(layout.starts.size)
     if drawing.shuffle:
@@ -395,14 +409,23 @@ class EpochShapes:
             targets = self.targets[batches]
         return EpochShapes(self.batch_sizes[batches], self.lengths[batches], targets)
 
+    @property
+    def _columns(self) -> list[AnyArray]:
+        """What is known of each batch."""
+        if self.targets is None:
+            return [self.batch_sizes, self.lengths]
+        return [self.batch_sizes, self.lengths, self.targets]
+
     def one_by_one(self) -> Iterator[BatchShape]:
         """Return the shape of each batch."""
         from batchtune.results import BatchShape
 
-        columns = [self.batch_sizes, self.lengths]
-        if self.targets is not None:
-            columns.append(self.targets)
-        return map(BatchShape, *(column.tolist() for column in columns))
+        return map(BatchShape, *(column.tolist() for column in self._columns))
+
+    @property
+    def padded_lengths(self) -> FloatArray:
+        """The padded length of each batch."""
+        return self.batch_sizes * self.lengths
 
     @property
     def padded_length(self) -> float:
@@ -411,18 +434,14 @@ class EpochShapes:
 
     def seconds(self, step_seconds: StepTimeFunction) -> FloatArray:
         """Return the time of each batch."""
-        sizes = self.batch_sizes.astype(np.float64)
-        if self.targets is None:
-            return step_seconds(sizes, self.lengths)
-        return step_seconds(sizes, self.lengths, self.targets)
+        sizes, *lengths = self._columns
+        return step_seconds(sizes.astype(np.float64), *lengths)
 
     def epoch_seconds(
         self, step_seconds: StepTimeFunction, dealing: RankSplit
     ) -> float:
         """Return the time of the epoch, whose batches ranks take in turn; a step lasts as long as its slowest batch."""
-        seconds = np.zeros(
-            dealing.steps(len(self)) * dealing.world_size * dealing.accumulate
-        )
+        seconds = np.zeros(dealing.steps(len(self)) * dealing.batches_per_step)
         seconds[: len(self)] = self.seconds(step_seconds)
         return float(
             seconds.reshape(-1, dealing.accumulate, dealing.world_size)

@@ -385,9 +385,9 @@ class Batcher(ABC):
     def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, cut into as many batches in every epoch: trainers ask for their number once."""
 
-    @abstractmethod
     def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
-        """Return the number of batches of each rank, without cutting an epoch if possible."""
+        """Return the number of batches of each rank; without cutting an epoch where a subclass can."""
+        return self.cut(drawing, dealing).layout.batches_per_rank
 
     def first_epochs(
         self, number: int, dealing: RankSplit, seed: int = 0
@@ -554,37 +554,32 @@ class PoolBatcher(ReshuffledBatcher):
                 yield start + first * size, min(at_once, pools - first), size
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class StepBatcher(Batcher):
-    """Examples in optimizer steps: shuffled, taken `pool_size` at a time, and cut into the micro-batches of a step."""
+    """Examples in optimizer steps: shuffled, taken `pool_size` at a time, and cut into the micro-batches of a step.
 
-    def __init__(
-        self, count: int, cutter: Cutter, pool_size: int, accumulate: int
-    ) -> None:
-        """Put `count` examples in steps of `pool_size`, which each rank runs in `accumulate` micro-batches."""
-        self._count = count
-        self._cutter = cutter
-        self._pool_size = pool_size
-        self._accumulate = accumulate
+    Each rank runs a step in `accumulate` micro-batches.
+    """
+
+    count: int
+    cutter: Cutter
+    pool_size: int
+    accumulate: int
 
     def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
         """Return an epoch's examples, step by step; the micro-batches of a step stay together."""
-        count = self._count
-        examples = drawing.examples(count)
-        ends = range(self._pool_size, count, self._pool_size)
+        examples = drawing.examples(self.count)
+        ends = range(self.pool_size, self.count, self.pool_size)
         steps = [
-            (step, ceil_div(step.size * self._accumulate, self._pool_size))
+            (step, ceil_div(step.size * self.accumulate, self.pool_size))
             for step in np.split(examples, ends)
         ]
-        cutter = replace(self._cutter, world_size=dealing.world_size)
+        cutter = replace(self.cutter, world_size=dealing.world_size)
         batches = [batch for step, _ in cutter.epoch(steps) for batch in step]
         in_order = np.concatenate(batches)
         sizes = np.array([batch.size for batch in batches])
-        layout = Layout.in_row(sizes, dealing, count, in_order=True, in_steps=True)
+        layout = Layout.in_row(sizes, dealing, self.count, in_order=True, in_steps=True)
         return EpochBatches(in_order, layout)
-
-    def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
-        """Return the number of micro-batches of each rank."""
-        return self.cut(drawing, dealing).layout.batches_per_rank
 
 
 def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:

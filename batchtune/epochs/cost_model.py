@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.epochs import floats
 from batchtune.lengths import BoolArray, FloatArray, IntArray
 from batchtune.results import BatchShape, CostModel, PackedModel
 
@@ -192,11 +193,9 @@ def predict(
         raise ValueError(
             "the cost model was fitted with target lengths and needs them to predict"
         )
-    size = np.asarray(batch_size, dtype=np.float64)
-    long = np.asarray(length, dtype=np.float64)
-    target = (
-        0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
-    )
+    size = floats(batch_size)
+    long = floats(length)
+    target = 0.0 if target_length is None else floats(target_length)
     return np.maximum(
         model.constant + size * model.per_example(long, target), model.floor
     )
@@ -244,18 +243,16 @@ def fit_cost(
     padded lengths. Targets count only if they vary independently of the lengths; if only one length was measured, a
     unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
     """
-    size, long, cost = (
-        np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs)
-    )
+    size, long, cost = map(floats, (batch_sizes, lengths, costs))
     target = np.zeros(cost.size)
     if target_lengths is not None:
-        target = np.asarray(target_lengths, dtype=np.float64)
+        target = floats(target_lengths)
     padded = size * (long + target)
     if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
         return None
     weight = weights_by_cost(cost)
     if weights is not None:
-        weight *= np.asarray(weights, dtype=np.float64)
+        weight *= floats(weights)
     order = np.argsort(padded, kind="stable")
     terms = dict(
         zip(
@@ -278,12 +275,16 @@ def fit_cost(
         weight[order] / np.sqrt(np.mean(weight**2)),
     )
     model = measured.best(forms)
-    error = predict(model, size, long, target) / cost - 1
-    return msgspec.structs.replace(
-        model,
-        relative_error=float(np.sqrt(np.mean(error**2))),
-        largest_error=float(np.abs(error).max()),
-    )
+    errors = predict(model, size, long, target) / cost - 1
+    return msgspec.structs.replace(model, **_error_fields(errors))
+
+
+def _error_fields(errors: FloatArray) -> dict[str, float]:
+    """Return the fields of a model that hold its relative errors."""
+    return {
+        "relative_error": root_mean_square(errors),
+        "largest_error": float(np.abs(errors).max()),
+    }
 
 
 def _forms(size: FloatArray, long: FloatArray, target: FloatArray) -> Iterator[_Form]:
@@ -299,7 +300,7 @@ def _forms(size: FloatArray, long: FloatArray, target: FloatArray) -> Iterator[_
     of_lengths: list[_Form] = [("linear",)]
     if several:
         of_lengths += [("quadratic",), ("linear", "quadratic")]
-    of_targets: list[_Form] = []
+    of_targets = []
     if target.any():
         ratio = target / long
         if not several and np.ptp(ratio) == 0:
@@ -388,8 +389,7 @@ class _Measured:
             lowest = self.cost[:count]
             if lowest.max() > _LEVEL * lowest.min():
                 break
-            level = float(np.median(lowest))
-            floors.append(_AboveFloor(self, forms, count, level))
+            floors.append(_AboveFloor(self, forms, count, float(np.median(lowest))))
         richest = forms.sum(axis=1).argmax()
         floors.sort(key=lambda floor: floor.error(floor.fits[richest]))
         return floors[:_FLOORS]
@@ -488,16 +488,10 @@ def fit_packed(
         or not (cost > 0).all()
     ):
         return None
-    coefficients, error = fit_terms(features, cost)
-    constant, token, squared_token, sequence = coefficients.tolist()
-    return PackedModel(
-        constant=constant,
-        token=token,
-        squared_token=squared_token,
-        sequence=sequence,
-        relative_error=root_mean_square(error),
-        largest_error=float(np.abs(error).max()),
-    )
+    coefficients, errors = fit_terms(features, cost)
+    names = ("constant", "token", "squared_token", "sequence")
+    fitted = dict(zip(names, coefficients.tolist(), strict=True))
+    return PackedModel(**fitted, **_error_fields(errors))
 
 
 def fit_terms(features: FloatArray, costs: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -23,6 +23,7 @@ from batchtune.epochs import (
     EpochShapes,
     Layout,
     RankSplit,
+    edges_of,
     lay_out,
 )
 from batchtune.epochs.measured_costs import (
@@ -282,9 +283,12 @@ class ExpectedBatches:
     ) -> EpochTime:
         """Return the same with its errors."""
         seconds = self.seconds(step_seconds, targets)
-        shapes = self.shapes(targets)
-        errors = time_errors(step_seconds, shapes, self.numbers, seconds)
-        return EpochTime(seconds=seconds, errors=errors)
+        return EpochTime(
+            seconds=seconds,
+            errors=time_errors(
+                step_seconds, self.shapes(targets), self.numbers, seconds
+            ),
+        )
 
 
 def expected_batches(
@@ -549,7 +553,7 @@ def step_deviation(
     """
     mean = np.average(totals, weights=numbers)
     variance = np.average((totals - mean) ** 2 + within, weights=numbers)
-    each = dealing.world_size * dealing.accumulate // dealing.together
+    each = dealing.batches_per_step // dealing.together
     count = numbers.sum()
     # Drawn without putting them back.
     variance *= max(0.0, count - each) / max(1.0, count - 1)
@@ -568,7 +572,7 @@ def mates_in_cuts(cuts: list[EpochBatches], lengths: AnyArray) -> Mates:
     examples = []
     for cut in cuts:
         sizes = cut.layout.batch_sizes
-        edges = np.concatenate(([0], np.cumsum(sizes)))
+        edges = edges_of(sizes)
         held = centred[cut.held()]
         products.append(
             (sums_between(held, edges) ** 2 - sums_between(held**2, edges))
@@ -612,7 +616,7 @@ def _met_again(first: EpochBatches, second: EpochBatches) -> float:
 
 def sums_between(values: FloatArray, edges: IntArray) -> FloatArray:
     """Return the sums of the values between each edge and the next."""
-    return np.diff(np.concatenate(([0.0], np.cumsum(values)))[edges])
+    return np.diff(edges_of(values)[edges])
 
 
 def _correlation(

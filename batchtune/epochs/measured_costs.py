@@ -15,7 +15,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.cost_model import fit_cost, needs_targets, predict, scaled
+from batchtune.epochs import floats
+from batchtune.epochs.cost_model import (
+    features_of,
+    fit_cost,
+    needs_targets,
+    predict,
+    scaled,
+)
 from batchtune.epochs.table import SizeFunction, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import (
@@ -433,9 +440,7 @@ class Frontier:
 
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike = 0.0) -> IntArray:
         """Return the same, but 0 if no measured shape is as large."""
-        long, target = np.broadcast_arrays(
-            np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-        )
+        long, target = np.broadcast_arrays(floats(lengths), floats(targets))
         proven = np.zeros(long.shape, dtype=np.int64)
         # From the smallest size up, so that the largest stays.
         for length, longest_target, size in zip(
@@ -451,7 +456,7 @@ class Frontier:
         length or its square. Such batches were not run.
         """
         longest = self.lengths.max()
-        stretched = np.maximum(np.asarray(lengths, dtype=np.float64) / longest, 1.0)
+        stretched = np.maximum(floats(lengths) / longest, 1.0)
         beyond = np.maximum(1.0, np.floor(self.proven(longest) / stretched**2))
         return np.where(stretched > 1, beyond, self(lengths)).astype(np.int64)
 
@@ -543,10 +548,7 @@ class PackedCosts:
         shapes = [probe.trials[index].shape for index in packed.proofs]
         if probe.why_unproven is not None:
             shapes = []
-        proofs = [
-            (shape.tokens, shape.squared_tokens, shape.batch_size, shape.length)
-            for shape in shapes
-        ]
+        proofs = [(*features_of(shape), shape.length) for shape in shapes]
         model = packed.step_seconds
         if model is not None and model.relative_error > WORST_TIME_ERROR:
             model = None
@@ -600,6 +602,11 @@ class Costs:
     script: Script | None = None
 
 
+def nothing_proven(lengths: FloatArray) -> IntArray:
+    """Return the largest batch size that is proven to fit at each length where nothing is: 0."""
+    return np.zeros(lengths.shape, dtype=np.int64)
+
+
 def costs_of(probe: Probe) -> Costs:
     """Return what is proven to fit, and the step times, by the model between measured ones.
 
@@ -645,9 +652,7 @@ def costs_of(probe: Probe) -> Costs:
         measured,
         frontier=frontier,
         continued_frontier=frontier.continued,
-        proven=frontier.proven
-        if probe.is_proven
-        else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven=frontier.proven if probe.is_proven else nothing_proven,
         proven_by=proven_by,
         step_seconds=times,
         compares_times=compares_times,
@@ -786,18 +791,18 @@ class TypicalTargets:
         twice). All examples are longer than `above`, the boundary of the bucket before; without it the sixteenth of the
         data that is nearest in length is taken. Arguments are broadcast against each other.
         """
-        length = np.asarray(lengths, dtype=np.float64)
+        length = floats(lengths)
         count = self.histogram.count
         end = np.maximum(self.histogram.counts_up_to(length), 1)
         if above is None:
             start = end - max(1, count // _BUCKETS)
         else:
-            start = self.histogram.counts_up_to(np.asarray(above, dtype=np.float64))
+            start = self.histogram.counts_up_to(floats(above))
         groups_each = (self.examples_up_to.shape[0] - 1) / count
         last = np.ceil(end * groups_each).astype(np.int64)
         first = np.round(start * groups_each).astype(np.int64).clip(0, last - 1)
         examples = self.examples_up_to[last] - self.examples_up_to[first]
-        sizes = np.asarray(batch_sizes, dtype=np.float64)[..., np.newaxis]
+        sizes = floats(batch_sizes)[..., np.newaxis]
         within = (examples / examples[..., -1:]) ** sizes
         below: FloatArray = np.sum(within[..., :-1] * np.diff(self.levels), axis=-1)
         return float(self.levels[-1]) - below

@@ -16,6 +16,7 @@ from batchtune.epochs import (
     EpochBatches,
     EpochShapes,
     RankSplit,
+    edges_of,
     lay_out,
     shapes_of,
 )
@@ -137,7 +138,7 @@ class SimulatedEpochs:
             share = (values.size - size) / (size * max(1, values.size - 1))
             return float(values.std() / values.mean() * math.sqrt(share))
         cut = self.cuts[0]
-        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes)))
+        edges = edges_of(cut.layout.batch_sizes)
         totals = sums_between(self.sample.values[cut.held()], edges)
         totals = totals.reshape(-1, self.dealing.together).sum(axis=1)
         numbers = np.full(totals.size, self.scale)
@@ -227,7 +228,7 @@ def _with_costs(
     """
     batching = filled.batching
     shapes = filled.shapes[0]
-    padded = shapes.batch_sizes * shapes.lengths
+    padded = shapes.padded_lengths
     if batching.accumulate is not None:
         seconds = shapes.seconds(step_seconds)
         terms = [np.ones_like(padded), padded, padded * shapes.lengths]
@@ -440,8 +441,9 @@ class Pricing:
         batching = Batching(table)
         time = None
         if self.step_seconds is not None and self.dealing.world_size > 1:
-            simulated = self._simulated(batching).time(self.step_seconds)
-            time = replace(simulated, deviation=None)
+            time = replace(
+                self._simulated(batching).time(self.step_seconds), deviation=None
+            )
         elif self.step_seconds is not None:
             time = expected.time(self.step_seconds, self.targets)
         return self._priced(
@@ -511,8 +513,9 @@ class Pricing:
         if self.step_seconds is not None:
             mean = float(shapes.seconds(self.step_seconds).mean())
             seconds = mean * own.batches / self.dealing.world_size
-            errors = shape_errors(self.step_seconds, shapes, seconds)
-            time = EpochTime(seconds=seconds, errors=errors)
+            time = EpochTime(
+                seconds=seconds, errors=shape_errors(self.step_seconds, shapes, seconds)
+            )
         priced = self._priced(
             batching,
             Tally.of(np.zeros_like(shapes.batch_sizes), shapes.batch_sizes),
@@ -688,7 +691,7 @@ def check_min_steps(min_steps: int, lengths: Lengths, dealing: RankSplit) -> Non
     if dealing.fewest_batches(min_steps) <= lengths.count:
         return
     ranks = ""
-    if dealing.world_size * dealing.accumulate > 1:
+    if dealing.batches_per_step > 1:
         ranks = f" on {counted(dealing.world_size, 'rank')}, with an accumulation of {dealing.accumulate:,}"
     raise UsageError(
         f"--min-steps {min_steps}: an epoch of {counted(lengths.count, 'example')} has at most "

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from batchtune.epochs import EpochBatches
 from batchtune.epochs.expectation import effective_buckets, mates_in_cuts
-from batchtune.epochs.measured_costs import Costs, StepTimes
+from batchtune.epochs.measured_costs import Costs, StepTimes, nothing_proven
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
@@ -61,15 +61,14 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
     if abs(share * ranks - 1) > _OTHER_EXAMPLES:
         return None
     shapes = first.shapes(values, targets)
-    sizes = shapes.batch_sizes
-    kept = _kept(sizes * shapes.lengths)
+    kept = _kept(shapes.padded_lengths)
     mates = mates_in_cuts([first, second], values)
     # Mates that meet again may do so on another rank: this one has only a part of them in its second epoch.
     again = mates.again / np.isin(first.examples, second.examples).mean()
     return OwnBatches(
         sampler=sampler,
         ranks=ranks,
-        batches=round(sizes.size / share),
+        batches=round(len(shapes) / share),
         padded_length=shapes.padded_length / share,
         shapes=list(shapes.chosen(kept).one_by_one()),
         mates_again=min(1.0, float(again)),
@@ -207,7 +206,7 @@ def costs_of_training(path: Path, lengths: Lengths) -> tuple[Costs, float]:
     if times is not None and times.model.relative_error > WORST_TIME_ERROR:
         times = None
     costs = Costs(
-        proven=lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven=nothing_proven,
         step_seconds=times,
         device_name=recording.start.device,
         world_size=len({step.rank for step in recording.steps}),

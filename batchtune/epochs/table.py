@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.epochs import floats
 from batchtune.lengths import AnyArray, BoolArray, FloatArray, Histogram, IntArray
 from batchtune.records import Sizing
 
@@ -172,7 +173,7 @@ def batch_sizes_for(
     """
     cap = _LARGEST_BATCH_SIZE if max_batch_size is None else max_batch_size
     with np.errstate(over="ignore"):
-        sizes = max_batch_length / np.asarray(boundaries, dtype=np.float64)
+        sizes = max_batch_length / floats(boundaries)
     return np.clip(sizes, 1, cap).astype(np.int64)
 
 
@@ -191,7 +192,7 @@ def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatAr
     points = np.linspace(1 / parts, num_buckets / parts, num_buckets)
     inverse = NormalDist().inv_cdf
     quantiles = np.exp([inverse(point) for point in points.tolist()])
-    return np.asarray(quantiles * max_batch_length / quantiles[-1], dtype=np.float64)
+    return floats(quantiles * max_batch_length / quantiles[-1])
 
 
 def speechbrain_table(
@@ -208,7 +209,7 @@ def speechbrain_table(
     size 1, for examples beyond the last boundary, is in the table only if there are any, up to the longest length.
     """
     if bucket_boundaries is not None:
-        boundaries = np.asarray(bucket_boundaries, dtype=np.float64)
+        boundaries = floats(bucket_boundaries)
     else:
         assert num_buckets is not None
         boundaries = speechbrain_boundaries(num_buckets, max_batch_length)

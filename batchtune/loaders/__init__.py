@@ -115,7 +115,7 @@ class LoaderKind(ABC):
 
     def settings(self, axes: SweptArguments) -> list[Arguments]:
         """Return all different settings that these values make."""
-        settings: list[Arguments] = []
+        settings = []
         for values in itertools.product(*axes.values()):
             arguments = self.simplified(dict(zip(axes, values, strict=True)))
             if arguments not in settings:

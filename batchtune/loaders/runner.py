@@ -330,8 +330,7 @@ class LoaderRunner:
         """Take epochs until the time is over, the last one in part."""
         ending = time.monotonic() + request.seconds
         for _ in range(_MOST_EPOCHS):
-            taken = self._take(request)
-            yield taken
+            yield self._take(request)
             left = ending - time.monotonic()
             if request.digests or left <= 0:
                 return
@@ -367,11 +366,11 @@ class LoaderRunner:
             reply = self._nursery.ask(request, (kind, Failed), timeout)
         except WorkerLost as lost:
             if lost.outcome != "timeout":
-                printed = tail(lost.output, lines=5)
-                message = f"the process that takes the batches {lost}"
                 raise _Failure(
                     Failed(
-                        outcome=lost.outcome, message=message, traceback=printed or None
+                        outcome=lost.outcome,
+                        message=f"the process that takes the batches {lost}",
+                        traceback=tail(lost.output, lines=5) or None,
                     )
                 ) from None
             reply = Failed(

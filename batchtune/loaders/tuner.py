@@ -77,7 +77,7 @@ class Steps:
 
     def of(self, epochs: Iterable[Taken]) -> list[float]:
         """Return the seconds of a step with each delivered batch; one whose examples are unknown counts as one."""
-        seconds: list[float] = []
+        seconds = []
         for taken in epochs:
             examples = np.nan_to_num(
                 _column(batch.examples for batch in taken.batches), nan=1.0
@@ -89,11 +89,10 @@ class Steps:
 
     def demand(self, epochs: Iterable[Taken]) -> Demand:
         """Return the record of it for the batches that were delivered, at least one."""
-        mean = float(np.mean(self.of(epochs)))
         return Demand(
             source=self.source,
             per=self.per,
-            step_seconds=mean,
+            step_seconds=float(np.mean(self.of(epochs))),
             device_name=self.device_name,
         )
 
@@ -537,7 +536,7 @@ class Tuner:
         With step times, an untested setting is assumed to wait only as long as its throughput implies. Where receiving
         batches takes time, all of them wait longer. Stops when another round does not shorten the wait.
         """
-        compared: set[str] = set()
+        compared = set()
         shortest = math.inf
         while True:
             finalists = []
@@ -633,9 +632,12 @@ class Tuner:
         rows = []
         for row in self.rows.values():
             is_equal = row.name in equal if row in comparable else None
-            seconds = epoch_seconds(row, batches, demand)
             rows.append(
-                replace(row, equal_to_best=is_equal, estimated_epoch_seconds=seconds)
+                replace(
+                    row,
+                    equal_to_best=is_equal,
+                    estimated_epoch_seconds=epoch_seconds(row, batches, demand),
+                )
             )
         tuning = LoaderTuning(
             meta=meta_of(LoaderTuning),

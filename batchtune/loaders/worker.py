@@ -487,10 +487,9 @@ def _examples(batch: Any, values: list[Any]) -> int | None:
 def _lengths(tensor: Any, examples: int) -> list[float]:
     """Return the length of each example of a tensor; nothing without a length."""
     if _is_ragged(tensor):
-        axes = zip(*tensor.shape, strict=True)
         return list(
             max(
-                axes,
+                zip(*tensor.shape, strict=True),
                 key=lambda extents: (max(extents) - min(extents), max(extents)),
                 default=[],
             )

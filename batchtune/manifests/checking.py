@@ -361,10 +361,9 @@ def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part
         part.state = task.state()
         reader = reader_of(source, plan.format)
         if unit_of(reader, plan.lengths) != plan.stored_unit:
-            hint = "What is read together must count the same; read them one by one, or convert one of them."
             raise ManifestError(
                 f"{source.path} has its lengths in another unit than the sources before it",
-                hint,
+                "What is read together must count the same; read them one by one, or convert one of them.",
             )
         if plan.in_order and reader.order_is_lost:
             raise not_in_order(source.label)
@@ -380,10 +379,9 @@ def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part
             part.put_in_order(source.label)
         source.check_unchanged()
     except MemoryError:
-        hint = "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row."
         raise ManifestError(
             f"{source.path}: reading needs more memory than this process may take",
-            hint,
+            "Raise the limit, or write it as JSON Lines, CSV or Parquet with one example in each row.",
         ) from None
     except ManifestError as error:
         error = _or_changed(source, error)
@@ -435,9 +433,9 @@ def _refuse_repeated(source: Source, rows: Rows, seen: set[str | None]) -> None:
     """Raise ManifestError if one of these rows has an id that was seen before."""
     for index, name in enumerate(rows.ids()):
         if name in seen:
-            hint = "Each example has an id of its own in this format: rename or remove one of them."
             raise ManifestError(
-                f"{source.path}, {place_of(rows, index)}: duplicate id", hint
+                f"{source.path}, {place_of(rows, index)}: duplicate id",
+                "Each example has an id of its own in this format: rename or remove one of them.",
             )
         seen.add(name)
 

@@ -182,10 +182,10 @@ def _wav_samples(fmt: bytes, fact: int, size: int) -> AudioLength:
     if codec == _EXTENSIBLE and len(fmt) >= 26:
         codec = int.from_bytes(fmt[24:26], "little")
     if rate == 0 or channels == 0 or align == 0:
-        seen = (
-            f"{channels} channels, {rate} samples per second, blocks of {align} bytes"
+        raise Unreadable(
+            "a damaged WAV header",
+            f"{channels} channels, {rate} samples per second, blocks of {align} bytes",
         )
-        raise Unreadable("a damaged WAV header", seen)
     if codec in _PER_SAMPLE:
         return AudioLength(size // align, rate)
     # No codec in use packs more than 100 samples of one channel into a byte.
@@ -209,8 +209,10 @@ def _mutagen_length(payload: Payload) -> AudioLength:
         from mutagen.mp3 import MP3, BitrateMode
         from mutagen.oggopus import OggOpus
     except ImportError as error:
-        message = f"audio files other than WAV are read by mutagen, which can't be imported ({error})"
-        raise ManifestError(message, "Install it: pip install mutagen.") from None
+        raise ManifestError(
+            f"audio files other than WAV are read by mutagen, which can't be imported ({error})",
+            "Install it: pip install mutagen.",
+        ) from None
     try:
         audio: Any = mutagen.File(RandomAccess(payload))
         if audio is None:
@@ -446,5 +448,7 @@ class Tar:
         )
 
     def _cut(self, end: int) -> ManifestError:
-        message = f"{self._source.path} breaks off in the middle: its last member goes on up to byte {end:,}"
-        return ManifestError(message, _HINT)
+        return ManifestError(
+            f"{self._source.path} breaks off in the middle: its last member goes on up to byte {end:,}",
+            _HINT,
+        )

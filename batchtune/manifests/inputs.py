@@ -114,8 +114,10 @@ def _sources_named(spec: str, wanted: str | None) -> Iterator[Source]:
         else:
             matches = sorted(glob.glob(name, recursive=True))
             if not matches:
-                hint = "Check the pattern; quote it, so that the shell leaves it alone."
-                raise ManifestError(f"nothing matches {spec}", hint)
+                raise ManifestError(
+                    f"nothing matches {spec}",
+                    "Check the pattern; quote it, so that the shell leaves it alone.",
+                )
             for match in matches:
                 yield from _sources_at(Path(match), wanted, is_named=False)
 
@@ -126,8 +128,10 @@ def _exists(name: str) -> bool:
     except OSError:
         return False
     except ValueError:  # a NUL character, or half a surrogate pair
-        hint = "It contains a character that no file name can have."
-        raise ManifestError(f"{shortened(name)} can't name a manifest", hint) from None
+        raise ManifestError(
+            f"{shortened(name)} can't name a manifest",
+            "It contains a character that no file name can have.",
+        ) from None
     return name != str(STDIN)
 
 
@@ -138,9 +142,9 @@ def _expanded_braces(spec: str) -> list[str]:
         return [spec]
     pattern = f"{{{pattern},}}"
     if _num_expansions(pattern) > _MOST_EXPANSIONS:
-        hint = f"At most {_MOST_EXPANSIONS:,} can be named at once."
         raise ManifestError(
-            f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files", hint
+            f"{shortened(spec)} means more than {_MOST_EXPANSIONS:,} files",
+            f"At most {_MOST_EXPANSIONS:,} can be named at once.",
         )
     names = braceexpand(pattern, escape=False)
     return [name.strip() for name in names if name.strip()] or [spec]
@@ -187,10 +191,9 @@ def _sources_behind(url: str, wanted: str | None, *, is_alone: bool) -> list[Sou
         name.removeprefix(f"{folder}/"): found
         for name, found in listed_objects(f"{folder}/").items()
     }
-    names = [name for name in found_by_name if not _HIDDEN.search(name)]
     return _sources_of(
         folder,
-        names,
+        [name for name in found_by_name if not _HIDDEN.search(name)],
         wanted,
         lambda name: Source(f"{folder}/{name}", None, found_by_name[name]),
     )
@@ -222,8 +225,10 @@ def _sources_at(
 def _sources_in(folder: Path, wanted: str | None) -> list[Source]:
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
-        message = f"{folder} is a DatasetDict, a folder of several data sets: {listed(splits)}"
-        raise ManifestError(message, f"Name one of them, as {folder}/NAME.")
+        raise ManifestError(
+            f"{folder} is a DatasetDict, a folder of several data sets: {listed(splits)}",
+            f"Name one of them, as {folder}/NAME.",
+        )
     return _sources_of(
         folder,
         _files_below(folder),
@@ -267,15 +272,17 @@ def _of_one_format(
             f"{counted(len(files), 'file')} of {name}"
             for name, files in names_by_format.items()
         ]
-        hint = "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'."
         raise ManifestError(
-            f"{folder} is a folder with several formats: {', '.join(counts)}", hint
+            f"{folder} is a folder with several formats: {', '.join(counts)}",
+            "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'.",
         )
     for format_name, files in names_by_format.items():
         return format_name, files
-    hint = "Supported: audio files, tar shards, Parquet, Arrow or JSONL files, a data set that Hugging Face's datasets"
-    hint = f"{hint} saved, a Kaldi folder ({', '.join(_KALDI_FILES)}). Or name a file."
-    raise ManifestError(f"{folder} is a folder that contains no supported files", hint)
+    raise ManifestError(
+        f"{folder} is a folder that contains no supported files",
+        "Supported: audio files, tar shards, Parquet, Arrow or JSONL files, a data set that Hugging Face's datasets "
+        f"saved, a Kaldi folder ({', '.join(_KALDI_FILES)}). Or name a file.",
+    )
 
 
 def _files_below(folder: Path) -> list[str]:
@@ -288,7 +295,7 @@ def _files_below(folder: Path) -> list[str]:
         )
 
     names = []
-    entered: set[str] = set()
+    entered = set()
     for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         real_path = os.path.realpath(parent)
         if real_path in entered:  # a link that leads back
@@ -354,15 +361,17 @@ class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
         shortest = self.min_length or 0.0
         longest = math.inf if self.max_length is None else self.max_length
         if not shortest <= longest:
-            message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"
-            raise UsageError(message, "Exchange them, or leave one out.")
+            raise UsageError(
+                f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}",
+                "Exchange them, or leave one out.",
+            )
         if (
             self.truncate is not None
             and not max(shortest, SMALLEST) <= self.truncate <= LARGEST
         ):
-            message = f"--truncate {self.truncate:.15g} leaves no length above {shortest:.15g}"
             raise UsageError(
-                message, "Give the length at which your training cuts examples off."
+                f"--truncate {self.truncate:.15g} leaves no length above {shortest:.15g}",
+                "Give the length at which your training cuts examples off.",
             )
 
     @property
@@ -389,9 +398,9 @@ class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
         try:
             ReadOptions(**recorded)
         except UsageError as error:
-            message = f"how the run's manifest was read is damaged: {error.message}"
             raise ResultError(
-                message, "Create it again with the command that wrote it."
+                f"how the run's manifest was read is damaged: {error.message}",
+                "Create it again with the command that wrote it.",
             ) from error
         # 0.0 is given, though it equals False.
         given = {
@@ -415,8 +424,10 @@ class ReadOptions(ReadingRecord, frozen=True, kw_only=True):
 def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:
     """Raise UsageError if a choice is unknown; the hint names all, and the nearest."""
     if choice is not None and choice not in known:
-        hint = f"{did_you_mean(choice, known)}Known: {', '.join(known)}."
-        raise UsageError(f"unknown {name} {shortened(choice)}", hint)
+        raise UsageError(
+            f"unknown {name} {shortened(choice)}",
+            f"{did_you_mean(choice, known)}Known: {', '.join(known)}.",
+        )
 
 
 def parse_scale(text: str) -> Fraction:
@@ -432,8 +443,10 @@ def parse_scale(text: str) -> Fraction:
             return scale
     except (OverflowError, ZeroDivisionError):
         pass
-    hint = "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
-    raise UsageError(f"{shortened(text)} is not a length scale", hint)
+    raise UsageError(
+        f"{shortened(text)} is not a length scale",
+        "Write a number above 0 or a fraction, such as 0.001 or 1/16000.",
+    )
 
 
 # A file without a given format is tried in this order: the particular before the general.

@@ -112,7 +112,7 @@ class Plan:
         measures = list(self.lengths)
         if self.target is not None and self.options.target_file is None:
             measures.append(self.target)
-        names: list[str] = []
+        names = []
         for measure in measures:
             names += [measure.column, *measure.chats, *measure.tools]
         return list(dict.fromkeys(names))
@@ -136,9 +136,9 @@ def reader_of(source: Source, name: str | None) -> Format:
             return member(source)
     seen = shortened(source.head.data.partition(b"\n")[0].decode(errors="replace"))
     known = [f"  {member.name}: {member.description}" for member in FORMATS.values()]
-    hint = "\n".join(["Name its format with --format:", *known])
     raise ManifestError(
-        f"{source.path} fits no known manifest format: it begins with {seen}", hint
+        f"{source.path} fits no known manifest format: it begins with {seen}",
+        "\n".join(["Name its format with --format:", *known]),
     )
 
 
@@ -163,15 +163,14 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     key = options.length_key or reader.default_column(columns)
     is_named = key is not None
     if key is None:
-        others = [column for column in columns if column != target]
-        key = _chosen(path, others, options)
+        key = _chosen(path, [column for column in columns if column != target], options)
         is_named = key in _COMBINED
     measures, weights = _lengths(path, columns, key, options, counts_texts=is_named)
     names = {name for measure in measures for name in (measure.column, *measure.chats)}
     if target is not None and target.name in names:
-        hint = "A target length is another than the length."
         raise UsageError(
-            f"--length-key and --target-key both name {shortened(target_key)}", hint
+            f"--length-key and --target-key both name {shortened(target_key)}",
+            "A target length is another than the length.",
         )
 
     target_measure = None
@@ -183,10 +182,9 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
         if measure is not None and measure.texts is not None
     ]
     if options.counts_texts and options.target_file is None and not counting:
-        hint = "Name the column of the texts with --length-key or --target-key."
         raise UsageError(
             f"{shortened(measures[0].column)} holds no texts, which --measure and --tokenizer count",
-            hint,
+            "Name the column of the texts with --length-key or --target-key.",
         )
     if options.tokenizer is not None:
         counter("tokens", options.tokenizer)  # it can be loaded
@@ -268,7 +266,7 @@ def _lengths(
             for names in sums
         ]
         return list(measures.values()), weights
-    tools: list[str] = []
+    tools = []
     if template_of(options.tokenizer) is not None:
         tools = [column.name for column in columns if column.name == _TOOLS]
     joined = []
@@ -320,8 +318,10 @@ def _named(
             way = tuple(dotted.removeprefix(f"{column.name}.").split("."))
             values = [walk(value, way) for value in column.values]
             return Column(dotted, [value for value in values if value is not None])
-    message = f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}"
-    raise ManifestError(message, f"Name one of them with {option} NAME.")
+    raise ManifestError(
+        f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}",
+        f"Name one of them with {option} NAME.",
+    )
 
 
 def _chosen(path: Path | str, columns: Sequence[Column], options: ReadOptions) -> str:
@@ -361,9 +361,8 @@ def _chosen(path: Path | str, columns: Sequence[Column], options: ReadOptions) -
                 f"{shortened(column.name)} (such as {shortened(column.example, 40)})"
                 for column in numeric[:20]
             )
-            message = f"{path} has {len(numeric)} columns that may hold the lengths: {examples}"
             raise ManifestError(
-                message,
+                f"{path} has {len(numeric)} columns that may hold the lengths: {examples}",
                 f"Choose with --length-key NAME, such as {shortened(numeric[0].name)}, or add some: --length-key a+b.",
             )
     kinds = {
@@ -373,10 +372,11 @@ def _chosen(path: Path | str, columns: Sequence[Column], options: ReadOptions) -
         names = re.findall(r"\w+", key.replace("max", ""))
         if set(names) <= kinds.keys() and len({kinds[name] for name in names}) == 1:
             return key
-    hint = "Name the column that holds the lengths with --length-key NAME; a table needs a first line of names."
-    hint = f"{hint} If they are the difference of two: --length-key end-start."
-    message = f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}"
-    raise ManifestError(message, hint)
+    raise ManifestError(
+        f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}",
+        "Name the column that holds the lengths with --length-key NAME; a table needs a first line of names. If they "
+        "are the difference of two: --length-key end-start.",
+    )
 
 
 def _listed(columns: Sequence[Column]) -> str:
@@ -430,9 +430,9 @@ def _scaling(
         return unit or source, Fraction(1)
     if (source, unit) in _CONVERSIONS:
         return unit, _CONVERSIONS[source, unit]
-    hint = f"Say how many {unit} one of the {source} is with --length-scale X (1/16000 for 16 kHz audio)."
     raise ManifestError(
-        f"{path} has its lengths in {source}, and --unit asks for {unit}", hint
+        f"{path} has its lengths in {source}, and --unit asks for {unit}",
+        f"Say how many {unit} one of the {source} is with --length-scale X (1/16000 for 16 kHz audio).",
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import redacted_url, writing_whole
-from batchtune.lengths import Lengths, Shard, StreamLengths
+from batchtune.lengths import Lengths, Shard, StreamLengths, ceil_div, largest_first
 from batchtune.manifests.checking import (
     SHOWN,
     OnReadProgress,
@@ -38,7 +38,6 @@ from batchtune.manifests.inputs import (
     expand,
 )
 from batchtune.manifests.planning import Plan, plan_of, reader_of, with_target_file
-from batchtune.manifests.source import Source
 from batchtune.manifests.storage import Traffic
 from batchtune.processes.pool import run_in_processes, run_on_ray
 from batchtune.units import counted, format_size
@@ -112,7 +111,7 @@ def load_stream(
     plan = replace(plan, with_ids=sharded, in_order=True)
     tasks = [task._replace(plan=plan) for task in tasks]
     parts = read_all(tasks, jobs, on_progress)
-    shards: list[Shard] = []
+    shards = []
     if sharded or (len(tasks) > 1 and not FORMATS[plan.format].of_folder):
         for task, part in zip(tasks, parts, strict=True):
             shards.append(
@@ -152,11 +151,10 @@ def load_ordered_lengths(
         or options.min_length is not None
         or options.max_length is not None
     ):
-        message = "--skip-invalid, --min-length and --max-length would leave out examples that the data set still has: "
-        hint = "Leave them out of the data set and its manifest instead."
         raise UsageError(
-            f"{message}entry i of the lengths would no longer be that of example i",
-            hint,
+            "--skip-invalid, --min-length and --max-length would leave out examples that the data set still has: entry "
+            "i of the lengths would no longer be that of example i",
+            "Leave them out of the data set and its manifest instead.",
         )
     return load_stream(manifest, options, complete=True)
 
@@ -207,16 +205,17 @@ def scan(
         new = [part.traffic for index, part in enumerate(parts) if index not in stored]
         read = Traffic.total([planning, *new])
         if read.requests:
-            size = format_size(read.size)
             on_note(
-                f"Read over the network: {counted(read.requests, 'request')}, {size}."
+                f"Read over the network: {counted(read.requests, 'request')}, {format_size(read.size)}."
             )
         lengths = _write_table(parts, plan, output)
     except (KeyboardInterrupt, BatchtuneError):
         held = len(store.load(tasks))
         if held:
-            kept = f"{held:,} of {len(tasks):,} sources are read and kept"
-            on_note(f"{kept} in {output}.parts: the same command goes on from there.")
+            on_note(
+                f"{held:,} of {len(tasks):,} sources are read and kept in {output}.parts: the same command goes on "
+                "from there."
+            )
         raise
     if store.folder is not None:
         shutil.rmtree(store.folder, ignore_errors=True)
@@ -251,7 +250,7 @@ def _write_table(
             ROW: whole.row_numbers,
         }
         table = noted_table(columns, plan.unit)
-        table = table.take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
+        table = table.take(pyarrow.array(largest_first(whole.values)))
     with (
         writing_whole(output)
         if isinstance(output, Path)
@@ -278,8 +277,7 @@ class _Store:
             path = self._path(task, state)
             if path is not None:
                 with contextlib.suppress(OSError, msgspec.MsgspecError):
-                    content = path.read_bytes()
-                    parts[index] = msgspec.msgpack.decode(content, type=Part)
+                    parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
         return parts
 
     def save(self, task: ReadTask, part: Part) -> None:
@@ -327,13 +325,13 @@ def planned(
         first.report = lambda share: on_progress(share, 0, first.traffic)
     reader = reader_of(first, options.format)
     plan = plan_of(reader, options)
-    target_files: list[Source] = []
+    target_files = []
     if options.target_file is not None:
         target_files = expand(options.target_file, None)
         if len(target_files) != len(sources):
-            message = f"{counted(len(target_files), 'target file')} for {counted(len(sources), 'manifest')}"
             raise ManifestError(
-                message, "Name one target file for each manifest, in the same order."
+                f"{counted(len(target_files), 'target file')} for {counted(len(sources), 'manifest')}",
+                "Name one target file for each manifest, in the same order.",
             )
         targets: Iterable[str] = (text for _, text in target_files[0].lines())
         if reader.unique_ids:
@@ -415,9 +413,10 @@ def read_all(
                 processes = min(jobs, len(units))
                 run_in_processes(read_together, work, processes, take_unit, report)
         except BrokenProcessPool:
-            hint = "Free some, or raise the container's limit; then run the same command again, with --jobs 1."
-            message = "a process that read was killed, most likely by the kernel for lack of memory (`dmesg` tells)"
-            raise ManifestError(message, hint) from None
+            raise ManifestError(
+                "a process that read was killed, most likely by the kernel for lack of memory (`dmesg` tells)",
+                "Free some, or raise the container's limit; then run the same command again, with --jobs 1.",
+            ) from None
     return [parts[index] for index in range(len(tasks))]
 
 
@@ -428,7 +427,7 @@ def _units(
     indices = list(missing)
     together = 1
     if several or missing[indices[0]].source.is_remote:
-        together = min(_MOST_TOGETHER, -(-len(indices) // max(2, jobs)))
+        together = min(_MOST_TOGETHER, ceil_div(len(indices), max(2, jobs)))
     starts = range(0, len(indices), together)
     return [indices[start : start + together] for start in starts]
 
@@ -443,8 +442,10 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
     broken = [part.broken for part in parts if part.broken is not None]
     if broken and not skips:
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
-        hint = "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid."
-        raise ManifestError(_first(head, broken, len(broken)), hint)
+        raise ManifestError(
+            _first(head, broken, len(broken)),
+            "Fix them, or make or fetch them again. Or keep only what precedes the damage with --skip-invalid.",
+        )
     counted_parts = any(part.counts for part in parts)
     shown = []
     medians = [(np.median(part.values), part.label) for part in parts if part.lengths]
@@ -479,9 +480,8 @@ def merged(parts: Sequence[Part], plan: Plan) -> tuple[Part, Lengths]:
         raise _invalid_error(whole, shown)
     if not whole.lengths:
         reasons = [f"{reason}: {count:,}" for reason, count in whole.left_out.items()]
-        message = f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})"
         raise ManifestError(
-            message,
+            f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})",
             "Check --length-key, --length-scale, --min-length and --max-length.",
         )
     notes = list(plan.notes)

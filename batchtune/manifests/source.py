@@ -202,9 +202,9 @@ class Source:
                 if len(data) == _BINARY_BYTES and b"\0" not in data:
                     wanted = HEAD_BYTES + 1
         if data.startswith(_UTF16):
-            hint = "Convert it: iconv -f UTF-16 -t UTF-8."
             raise ManifestError(
-                f"{self.path} is UTF-16 text; manifests are read as UTF-8", hint
+                f"{self.path} is UTF-16 text; manifests are read as UTF-8",
+                "Convert it: iconv -f UTF-16 -t UTF-8.",
             )
         return Head(bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) < wanted)
 
@@ -261,7 +261,7 @@ class Source:
         """Read the whole content."""
         limit = total_memory() // 2
         size = self.size
-        pieces: list[bytes] = []
+        pieces = []
         with self.opened() as stream:
             while size <= limit and (
                 piece := stream.read(max(BLOCK_BYTES, self.size + 1))
@@ -269,9 +269,10 @@ class Source:
                 pieces.append(piece)
                 size = sum(map(len, pieces))
         if size > limit:
-            seen = f"one JSON text of more than {limit / 2**30:.1f} GiB, half of this machine's memory"
-            hint = "Write it as JSON Lines, an object on every line: these are read line by line."
-            raise ManifestError(f"{self.path} is {seen}", hint)
+            raise ManifestError(
+                f"{self.path} is one JSON text of more than {limit / 2**30:.1f} GiB, half of this machine's memory",
+                "Write it as JSON Lines, an object on every line: these are read line by line.",
+            )
         content = b"".join(pieces).removeprefix(_BOM)  # not a copy of a single piece
         self._check_text(content, 1, 0)
         return content
@@ -296,9 +297,9 @@ class Source:
                     line += block.num_ends
                     offset += end
                 if len(rest) > _LARGEST_LINE_BYTES:
-                    seen = f"is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long"
                     raise ManifestError(
-                        f"{self.path}, line {line:,} {seen}",
+                        f"{self.path}, line {line:,} is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is "
+                        "that long",
                         "Are the line ends missing?",
                     )
         if rest:
@@ -330,9 +331,11 @@ class Source:
             data.decode()
         except UnicodeDecodeError as error:
             line += data.count(b"\n", 0, error.start)
-            seen = f"byte {offset + error.start:,} of the text (0x{data[error.start]:02x}) is not UTF-8"
-            hint = "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8."
-            raise ManifestError(f"{self.path}, line {line}: {seen}", hint) from None
+            raise ManifestError(
+                f"{self.path}, line {line}: byte {offset + error.start:,} of the text (0x{data[error.start]:02x}) is "
+                "not UTF-8",
+                "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8.",
+            ) from None
 
     @cached_property
     def _copy(self) -> IO[bytes] | None:
@@ -386,10 +389,10 @@ class Stream:
         position = self._raw.tell()
         self._source.report(min(1.0, position / self._size))
         if self._expanded > max(_TRUSTED_BYTES, _LARGEST_EXPANSION * position):
-            seen = f"expands more than {_LARGEST_EXPANSION}-fold, to over {self._expanded // 2**20:,} MiB"
-            hint = "Decompress it yourself if you trust it."
             raise ManifestError(
-                f"{self._source.path} {seen}: it is damaged, or made to do harm", hint
+                f"{self._source.path} expands more than {_LARGEST_EXPANSION}-fold, to over "
+                f"{self._expanded // 2**20:,} MiB: it is damaged, or made to do harm",
+                "Decompress it yourself if you trust it.",
             )
         return data
 
@@ -419,8 +422,10 @@ def explained(path: Path | str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        hint = f"Check the path; relative ones start at {Path.cwd()}."
-        raise ManifestError(f"{path} does not exist", hint) from None
+        raise ManifestError(
+            f"{path} does not exist",
+            f"Check the path; relative ones start at {Path.cwd()}.",
+        ) from None
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         # A file's, not a decompressor's.
         if isinstance(error, OSError) and error.errno is not None:
@@ -428,9 +433,9 @@ def explained(path: Path | str) -> Iterator[None]:
             raise ManifestError(
                 f"{path} can't be read: {reason}", "Check the file and its rights."
             ) from error
-        hint = "Make or fetch the file again, then try again."
         raise ManifestError(
-            f"{path} is damaged or breaks off: it can't be decompressed ({error})", hint
+            f"{path} is damaged or breaks off: it can't be decompressed ({error})",
+            "Make or fetch the file again, then try again.",
         ) from None
 
 

@@ -53,8 +53,10 @@ def counter(
     try:
         import tokenizers
     except ImportError:
-        hint = "Install it: pip install tokenizers."
-        raise UsageError("--tokenizer needs the package tokenizers", hint) from None
+        raise UsageError(
+            "--tokenizer needs the package tokenizers",
+            "Install it: pip install tokenizers.",
+        ) from None
     path = _tokenizer_file(tokenizer)
     if not path.is_file():
         raise ManifestError(
@@ -64,8 +66,10 @@ def counter(
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more particular
-        hint = "Name a tokenizer.json of tokenizers."
-        raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
+        raise ManifestError(
+            f"{tokenizer} is not a tokenizer: {error}",
+            "Name a tokenizer.json of tokenizers.",
+        ) from None
     loaded.no_truncation()
     loaded.no_padding()
     # The text of a template holds special tokens that only the config may know.
@@ -95,7 +99,7 @@ def measured(values: Values, count: TextCounter) -> Sequence[object]:
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
     # Counted all at once, as a tokenizer does it by many threads.
-    texts: list[str] = []
+    texts = []
     for value in values:
         texts += _texts_in(value)
     lengths = iter(count(texts))
@@ -164,8 +168,10 @@ class ChatTemplate:
                     **self.special_tokens,
                 )
         except TimeoutError:
-            message = f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat"
-            raise ManifestError(message, _FETCH) from None
+            raise ManifestError(
+                f"{self.path}: the chat template takes more than {_LONGEST_SECONDS:g} s for one chat",
+                _FETCH,
+            ) from None
         except Exception as error:  # a template may fail in any way
             return Unreadable(
                 "refused by the chat template", shortened(str(error), 200)
@@ -219,13 +225,15 @@ def _as_message(message: Mapping[str, object]) -> Mapping[str, object]:
     """Return a message of ShareGPT as one with role and content; any other as it is."""
     if not {"from", "value"} <= message.keys():
         return message
-    role = _ROLES.get(str(message["from"]), message["from"])
-    return {"role": role, "content": message["value"]}
+    return {
+        "role": _ROLES.get(str(message["from"]), message["from"]),
+        "content": message["value"],
+    }
 
 
 def joined(parts: Sequence[object]) -> object:
     """Return the chat whose parts stand in several columns, or the first of them that is not a list."""
-    messages: list[object] = []
+    messages = []
     for part in parts:
         if not isinstance(part, list):
             return part

@@ -8,7 +8,8 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,17 @@ from batchtune.probe.requests import (
 )
 from batchtune.results import BatchShape, Script, StepGradient, Twin
 from batchtune.results.shared import WRONG_TWINS
-from batchtune.scripts import gradients
+from batchtune.scripts import gradients, place_in_group
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Feed, Loop, described
 from batchtune.scripts.learning import Learned
 from batchtune.scripts.own_lengths import own_table, rows_in_order
 from batchtune.scripts.relations import Unclear, digit_of
-from batchtune.scripts.running import random_batch_size, write_own_batches
+from batchtune.scripts.running import (
+    is_stream,
+    random_batch_size,
+    write_own_batches,
+)
 from batchtune.workloads import own_part, trained_parameters, training_gpu
 
 # To find which of the data set's numbers are lengths, one example in this many is measured.
@@ -81,12 +86,10 @@ class ScriptWorker(RankWorker):
         loader = _chosen(self._loop, request.options.get("loader")).loader
         if self._place.rank > 0:
             return Described(loader=described(loader))
-        keys = {
-            name: request.options.get(name) for name in ("length_key", "target_key")
-        }
+        keys = _keys(request.options)
 
         def measured() -> Drawn | None:
-            if loader.batch_sampler is None or count_of(loader.dataset) is None:
+            if count_of(loader) is None:
                 return None
             return Drawn(loader.dataset, loader.collate_fn, **keys, every=_EVERY)
 
@@ -127,7 +130,7 @@ class ScriptWorker(RankWorker):
         feed = _chosen(loop, request.options.get("loader"))
         loop.feed = feed
         meter = self._open(request)
-        own_batches: list[Any] = []
+        own_batches = []
 
         def own_batch() -> Any:
             batch = loop.call(feed.own_batch)
@@ -183,12 +186,14 @@ class ScriptWorker(RankWorker):
         fed.make_batch(shortest)
         meter.limit()
         ready = self._ready(fed, meter, request.settings)
+        targets = source.target_scale
         facts = Script(
             batches=list(source.lines),
             loader=described(feed.loader),
             per_unit=source.scale.per_unit,
-            target_per_unit=None,
+            target_per_unit=None if targets is None else targets.per_unit,
             offset=source.scale.offset,
+            target_offset=0 if targets is None else targets.offset,
             accumulation=accumulation,
             steps_vary=steps_vary,
             look_ahead=fed.stale,
@@ -198,19 +203,13 @@ class ScriptWorker(RankWorker):
             gradient=gradient,
             optimizers=sorted(loop.optimizers),
         )
-        if source.target_scale is not None:
-            facts = replace(
-                facts,
-                target_per_unit=source.target_scale.per_unit,
-                target_offset=source.target_scale.offset,
-            )
         return replace(ready, device=replace(ready.device, script=facts))
 
     def _join(self, request: Prepare) -> None:
         """Note the process group that the script trains in, if there is one."""
         from torch import distributed
 
-        if distributed.is_available() and distributed.is_initialized():
+        if place_in_group() is not None:
             self._backend = distributed.get_backend()
         ranks = self._place.world_size
         if ranks > 1 and request.settings.ddp:
@@ -247,18 +246,13 @@ class ScriptWorker(RankWorker):
         assert script is not None
         loader = feed.loader
         options = request.options
-        names: dict[str, Any] = {
-            name: options.get(name) for name in ("length_key", "target_key")
-        }
-
-        count = None
-        if loader.batch_sampler is not None:
-            count = count_of(loader.dataset)
+        keys = _keys(options)
+        count = count_of(loader)
 
         def drawn() -> Drawn | None:
             if count != request.examples or not script.rows:
                 return None
-            drawn = Drawn(loader.dataset, loader.collate_fn, **names)
+            drawn = Drawn(loader.dataset, loader.collate_fn, **keys)
             digit = digit_of(np.asarray(script.lengths))
             if drawn.follows(script.rows, digit, options):
                 return drawn
@@ -271,7 +265,7 @@ class ScriptWorker(RankWorker):
                 examples = [loader.dataset[index] for index in spaced(count)]
             else:
                 examples = list(itertools.islice(iter(loader.dataset), _EXAMPLES))
-            return Learned.from_examples(examples, loader.collate_fn, **names)
+            return Learned.from_examples(examples, loader.collate_fn, **keys)
 
         source = self._loop.call(drawn)
         if not self.agree(source is None):  # all ranks, or none
@@ -282,8 +276,9 @@ class ScriptWorker(RankWorker):
         else:
             while len(own_batches) < _WHOLE_BATCHES:
                 self._loop.train(own_batch)
-            key = options.get("batch_size_key")
-            batches = Learned.from_batches(own_batches, **names, batch_size_key=key)
+            batches = Learned.from_batches(
+                own_batches, **keys, batch_size_key=options.get("batch_size_key")
+            )
         try:
             batches.fit(script, options, self._place.largest)
         except Unclear as error:
@@ -318,9 +313,9 @@ class ScriptWorker(RankWorker):
     ) -> StepGradient:
         """Return how the gradient of a step depends on its cut, where its examples can be cut otherwise."""
         if not isinstance(source, Drawn):
-            why = "its examples can't be drawn one by one"
             return StepGradient(
-                unknown=why, batch_norm=self._loop.call(gradients.batch_norms)
+                unknown="its examples can't be drawn one by one",
+                batch_norm=self._loop.call(gradients.batch_norms),
             )
         step = gradients.Step(source, _batch_size(loader), accumulation, self._place)
         return gradients.step_gradient(
@@ -333,13 +328,16 @@ def _batch_size(loader: Any) -> int:
     return loader.batch_size or len(next(iter(loader.batch_sampler)))
 
 
-def count_of(dataset: Any) -> int | None:
-    """Return the number of examples, if they can be chosen; torch's streams have a `__getitem__` that fails."""
-    from torch.utils.data import IterableDataset
+def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of the leaves that have the length and the target, if the user gives them."""
+    return {name: options.get(name) for name in ("length_key", "target_key")}
 
-    if isinstance(dataset, IterableDataset):
+
+def count_of(loader: Any) -> int | None:
+    """Return the number of examples, if batches of them can be chosen; torch's streams have a failing `__getitem__`."""
+    if is_stream(loader):
         return None
-    return len(dataset)
+    return len(loader.dataset)
 
 
 def _chosen(loop: Loop, number: int | None) -> Feed:
@@ -448,14 +446,7 @@ class Fed:
             ((self._allocated(own), self._allocated(made)) for _ in range(2)),
             key=lambda peaks: abs(peaks[0] - peaks[1]),
         )
-        return Twin(
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            sequences=shape.sequences,
-            own_bytes=own_bytes,
-            made_bytes=made_bytes,
-        )
+        return Twin(**asdict(shape), own_bytes=own_bytes, made_bytes=made_bytes)
 
     def _allocated(self, batch: Any) -> int:
         """Return how much a step with a batch allocates at its peak, beyond what the process holds."""

@@ -31,6 +31,7 @@ from batchtune.scripts.trees import (
     batches_of,
     flatten,
     is_offsets,
+    leaves_of,
     measured,
     measures,
     packed_row,
@@ -302,8 +303,7 @@ class Drawn:
         batch = collated(self._collate, [self._dataset[index]])
         found = {"T": 0.0}
         for term, (path, key) in self._places.items():
-            (leaf,) = flatten([batch], stops={path})[path]
-            found[term] = measures(leaf)[key]
+            found[term] = measures(leaves_of(batch, {path})[path])[key]
         return found["L"], found["T"]
 
     def follows(
@@ -347,8 +347,9 @@ class Drawn:
             self._targets = np.array([row.target or 0.0 for row in rows])
         elif self.targets is not None:
             measured = dict(zip(self.indices, self.targets, strict=True))
-            sizes = [float(measured.get(row.number, 0)) for row in rows]
-            self._targets = np.array(sizes)
+            self._targets = np.array(
+                [float(measured.get(row.number, 0)) for row in rows]
+            )
         return True
 
     def make(self, shape: BatchShape) -> Any:
@@ -479,7 +480,7 @@ def _way(mixed: float, alone: FloatArray) -> str:
 
 def _sequences_in(example: Any) -> int:
     """Return how many sequences an example shows that it is made of; 0 if it shows none."""
-    leaves = {path: leaf for path, (leaf,) in flatten([example]).items()}
+    leaves = leaves_of(example)
     row = leaves.get("seq_lengths", packed_row(leaves))  # as TRL writes them
     return 0 if row is None else len(row)
 

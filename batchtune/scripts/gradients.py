@@ -7,7 +7,6 @@ script clips them, and then dropped: an optimizer leaves a parameter without a g
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import math
 import time
@@ -26,7 +25,7 @@ from batchtune.results import StepGradient
 from batchtune.results.shared import SAME_GRADIENT
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.feeding import Loop
-from batchtune.workloads import own_part
+from batchtune.workloads import live_objects, own_part
 
 # Of larger models, so many entries of the gradient that are evenly spaced.
 _MOST_ENTRIES = 10_000_000
@@ -99,8 +98,7 @@ class Step:
         for batch in batches:
             for index in batch:
                 if index not in self._examples:
-                    position = self._positions[index]
-                    self._examples[index] = self._drawn.example(position)
+                    self._examples[index] = self._drawn.example(self._positions[index])
             made.append(self._drawn.collated([self._examples[i] for i in batch]))
         return made
 
@@ -254,10 +252,7 @@ def _training_modules() -> list[Any]:
     """Return all live modules in training mode."""
     import torch
 
-    # By type, as in `trained_parameters`.
-    live = [
-        thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)
-    ]
+    live = live_objects(torch.nn.Module)
     return [module for module in live if getattr(module, "training", False)]
 
 
@@ -280,7 +275,7 @@ def without_dropout() -> Callable[[], None]:
     """
     from torch.nn.modules.dropout import _DropoutNd
 
-    before: list[tuple[Any, str, float]] = []
+    before = []
     for module in _training_modules():
         for name, value in vars(module).items():
             is_rate = name == "p" and isinstance(module, _DropoutNd)

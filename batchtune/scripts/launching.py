@@ -266,8 +266,9 @@ class Launcher(Leader):
             self._end_as_the_script()
         if not isinstance(request, RunTrial):
             return reply
-        trial = Trial.of(request.shape, "timeout", error=reply.message)
-        return Ran(trial=trial, renew=True)
+        return Ran(
+            trial=Trial.of(request.shape, "timeout", error=reply.message), renew=True
+        )
 
     def _start(self, request: Prepare | Describe) -> Failed | None:
         """Start the script, and wait until all its ranks train; return why they don't."""

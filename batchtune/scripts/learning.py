@@ -40,6 +40,7 @@ from batchtune.scripts.trees import (
     batches_of,
     flatten,
     joined,
+    leaves_of,
     longest_row,
     measured,
     numeric,
@@ -264,8 +265,7 @@ def _padded_row(leaves: Leaves, relations: Relations) -> PaddedRow | None:
 
 def _leaves(tree: Any, relations: Mapping[LeafAxis, Relation]) -> dict[str, Any]:
     """Return the leaves of a tree by path, not taken further apart than those that follow something."""
-    leaves = flatten([tree], stops={path for path, _ in relations})
-    return {path: leaf for path, (leaf,) in leaves.items()}
+    return leaves_of(tree, {path for path, _ in relations})
 
 
 def _changed(
@@ -335,8 +335,9 @@ def _learned_from_batches(
     if len(lengths) == len(rows) and any(row.size > 1 for row in lengths):
         return _packed_relations(leaves, lengths)
     seen = measured(leaves)
-    sizes_of_batches = {"B": _batch_sizes(seen, batch_size_key)}
-    terms, relations = followed(leaves, sizes_of_batches, "batches", keys)
+    terms, relations = followed(
+        leaves, {"B": _batch_sizes(seen, batch_size_key)}, "batches", keys
+    )
     _check_fixed_sizes(seen, terms, relations)
     return terms, relations
 

@@ -71,8 +71,9 @@ def keep_own_lengths(
                     output=str(output),
                     timeout_seconds=timeout_seconds,
                 )
-                patience = timeout_seconds + LEADING_SECONDS
-                reply = nursery.ask(request, (Described, Failed), patience)
+                reply = nursery.ask(
+                    request, (Described, Failed), timeout_seconds + LEADING_SECONDS
+                )
                 if isinstance(reply, Described):
                     write_whole(path, output.read_bytes())
         except WorkerLost as lost:

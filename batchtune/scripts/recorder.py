@@ -70,8 +70,9 @@ class TrainingLog:
         self._file = open_to_append(self._path)
         if self._rank == 0:
             device = self._clock.device
-            meta = meta_of(TrainingStart)
-            self._write(TrainingStart(meta=meta, device=device, tuned=tuned))
+            self._write(
+                TrainingStart(meta=meta_of(TrainingStart), device=device, tuned=tuned)
+            )
 
     def begin_step(self) -> None:
         """Begin a step here: what came before, such as a validation, belongs to none."""
@@ -337,9 +338,9 @@ class Recorder:
         Its length is the largest size along the axis, its target length the largest of the other sizes along it. A
         packed batch has the lengths that its offsets, positions or numbers of sequences show.
         """
-        from batchtune.scripts.trees import flatten, hides_row, packed_row, sizes
+        from batchtune.scripts.trees import hides_row, leaves_of, packed_row, sizes
 
-        leaves = {path: leaf for path, (leaf,) in flatten([batch]).items()}
+        leaves = leaves_of(batch)
         row = packed_row(leaves)
         if row is not None and (self._packs or row.size > 1):
             self._packs = True
@@ -461,8 +462,9 @@ class Recorder:
             def on_train_begin(self, *_: Any, model: Any, **named: Any) -> None:
                 recorder.close()
                 recorder.begin()
-                hook = model.register_forward_pre_hook(on_forward, with_kwargs=True)
-                recorder._hooks.append(hook)
+                recorder._hooks.append(
+                    model.register_forward_pre_hook(on_forward, with_kwargs=True)
+                )
 
             def on_epoch_begin(self, *_: Any, **named: Any) -> None:
                 recorder.begin()

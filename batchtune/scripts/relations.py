@@ -225,9 +225,8 @@ def scale_by_rows(
         return None
     seen = np.asarray(sizes, np.float64)
     rows = np.asarray(lengths, np.float64)
-    multiple = int(np.gcd.reduce(seen.astype(np.int64)))
-    if np.array_equal(np.ceil(rows / multiple) * multiple, seen):
-        return _unless_given(Scale(1.0), given)  # tokens, padded to a multiple
+    if _multiple(rows, seen):  # tokens, padded
+        return _unless_given(Scale(1.0), given)
     # NumPy's fits set up BLAS, which holds 32 MiB of the script's memory from then on.
     slope = statistics.linear_regression(lengths, sizes).slope
     known = _PER_UNIT.tolist()

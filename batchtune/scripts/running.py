@@ -64,14 +64,19 @@ _LEAST_DISTINCT = 5
 _COUNTING_SECONDS = 10.0
 
 
+def is_stream(loader: Any) -> bool:
+    """Return whether a loader does not choose examples: its data set is a stream, or makes whole batches."""
+    from torch.utils.data import IterableDataset
+
+    return isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+
+
 def unlike(
     loader: Any, count: int, lines_of_streams: str = STREAM_LINES
 ) -> tuple[str, str] | None:
     """Return why a loader is not one of so many examples, and lines to change in the script; None if it is."""
-    from torch.utils.data import IterableDataset
-
     name = f"the data set {type(loader.dataset).__name__}"
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+    if is_stream(loader):
         return f"{name} is a stream, or makes whole batches", lines_of_streams
     examples = length_hint(loader.dataset)
     if examples == count:
@@ -86,8 +91,7 @@ def stated(sampler: Any, *names: str) -> Any:
         for name in names:
             if hasattr(sampler, name):
                 return getattr(sampler, name)
-        inner = getattr(sampler, "sampler", None)
-        sampler = getattr(sampler, "batch_sampler", inner)
+        sampler = getattr(sampler, "batch_sampler", getattr(sampler, "sampler", None))
     return None
 
 
@@ -165,16 +169,17 @@ def write_own_batches(loader: Any, path: Path | None) -> None:
             # Torch's own does not say in which order.
             if type(drawing) is BatchSampler:
                 drawing = drawing.sampler
-            name = type(drawing).__name__
-            np.savez(path, sampler=name, first=epochs[0], second=epochs[1])
+            np.savez(
+                path, sampler=type(drawing).__name__, first=epochs[0], second=epochs[1]
+            )
 
 
 def pads(pair: Any) -> bool:
     """Return whether a batch of two examples has a row for each of them."""
-    from batchtune.scripts.trees import flatten, sizes
+    from batchtune.scripts.trees import leaves_of, sizes
 
-    leaves = [leaf for (leaf,) in flatten([pair]).values()]
-    return any(len(sizes(leaf)) > 1 and sizes(leaf)[0] == 2 for leaf in leaves)
+    shapes = map(sizes, leaves_of(pair).values())
+    return any(len(shape) > 1 and shape[0] == 2 for shape in shapes)
 
 
 def unsafe(

@@ -70,6 +70,11 @@ def flatten(
     return leaves
 
 
+def leaves_of(tree: Any, stops: Collection[str] = ()) -> dict[str, Any]:
+    """Return the leaves of one tree by path, as `flatten` does."""
+    return {path: leaf for path, (leaf,) in flatten([tree], stops).items()}
+
+
 def _joined(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 

@@ -82,17 +82,16 @@ def stream_batches(
 ) -> StreamBatches:
     """Return the batches of a stream of examples with these lengths, none beyond the last boundary."""
     reader = LengthReader(lengths)
-    batches = batched(reader, batching, random)
-    return collected(batches, lambda: reader.count)
+    return collected(batched(reader, batching, random), lambda: reader.count)
 
 
 def collected(
     batches: Iterator[list[int]], examples_read: Callable[[], int]
 ) -> StreamBatches:
     """Return the batches that a worker makes; `examples_read` says how many examples were read until now."""
-    examples: list[int] = []
-    ends: list[int] = []
-    read: list[int] = []
+    examples = []
+    ends = []
+    read = []
     for batch in batches:
         examples += batch
         ends.append(len(examples))
@@ -210,7 +209,7 @@ def _cut_descending(
     max_padding_ratio: float,
 ) -> list[tuple[int, int]]:
     """Return where batches begin and end if each takes as many as fit with its longest, from the longest on."""
-    cuts: list[tuple[int, int]] = []
+    cuts = []
     first = 0
     while first < len(descending):
         longest = descending[first]

@@ -26,7 +26,7 @@ from batchtune.buckets.current import (
     read_settings,
 )
 from batchtune.configs import STREAM_LIMITS, Recipe, RecipeBlock, entries
-from batchtune.epochs import EpochBatches, EpochShapes, positions
+from batchtune.epochs import EpochBatches, EpochShapes, edges_of, floats, positions
 from batchtune.epochs.measured_costs import StepTimeFunction
 from batchtune.epochs.table import BucketTable, Limits
 from batchtune.errors import ResultError
@@ -113,12 +113,9 @@ class PivotSettings(Settings):
 
     def keeps(self, lengths: FloatArray) -> BoolArray:
         """Return which examples the length limits keep."""
-        kept = np.ones(lengths.shape, dtype=np.bool_)
-        if self.min_sample_len is not None:
-            kept &= lengths >= self.min_sample_len
-        if self.max_sample_len is not None:
-            kept &= lengths <= self.max_sample_len
-        return kept
+        return (lengths >= (self.min_sample_len or 0.0)) & (
+            lengths <= _limit(self.max_sample_len)
+        )
 
     @classmethod
     def find(cls, recipe: Recipe) -> RecipeBlock | None:
@@ -132,10 +129,11 @@ class PivotSettings(Settings):
         for mapping in block.chain:
             function = entries(mapping).get("sampler_fn")
             if function is not None and _PIVOT not in f"{function.tag}{function.value}":
-                problem = (
-                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced"
+                raise recipe.wrong(
+                    function,
+                    f"sampler_fn is not {_PIVOT}, so its batches can't be reproduced",
+                    "Leave --current out.",
                 )
-                raise recipe.wrong(function, problem, "Leave --current out.")
 
     def current(
         self, given: GivenSettings[PivotSettings], lengths: Lengths
@@ -206,6 +204,11 @@ class PivotSettings(Settings):
         return rate
 
 
+def _limit(limit: float | None) -> float:
+    """Return a limit that may not be set, as a number."""
+    return math.inf if limit is None else limit
+
+
 def speechbrain_batches(
     lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random
 ) -> StreamBatches:
@@ -225,7 +228,7 @@ def speechbrain_batches(
     Raises:
         ValueError: Two neighbours in the buffer are of length 0, where SpeechBrain raises a ZeroDivisionError.
     """
-    values = np.asarray(lengths, dtype=np.float64)
+    values = floats(lengths)
     kept = np.flatnonzero(settings.keeps(values))
     reader = LengthReader(values[kept])
 
@@ -243,15 +246,9 @@ def _batches(
     reader: LengthReader, total: int, settings: PivotSettings, random: random.Random
 ) -> Iterator[list[int]]:
     """Yield each batch of a stream of `total` examples, as places in it, the longest example first."""
-    max_cells = settings.max_batch_numel
-    if max_cells is None:
-        max_cells = math.inf
-    max_examples: float | None = settings.max_batch_size
-    if max_examples is None:
-        max_examples = math.inf
-    max_padding = settings.max_padding_ratio
-    if max_padding is None:
-        max_padding = math.inf
+    max_cells = _limit(settings.max_batch_numel)
+    max_examples = _limit(settings.max_batch_size)
+    max_padding = _limit(settings.max_padding_ratio)
     target = settings.target_batch_numel
 
     def admits(count: int, longest: float) -> bool:
@@ -352,11 +349,11 @@ def worker_streams(
     A worker's examples are shuffled as by `.shuffle(shuffle_buffer, rng=sample_random(seed, epoch, rank, worker))`.
     Without `rng` and `seed`, WebDataset shuffles by the time of day. `sizes` are the examples of each shard, by URL.
     """
-    starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
-    by_rank: list[list[IntArray]] = []
+    starts = edges_of(sizes)
+    by_rank = []
     for rank in range(sharding.world_size):
         of_rank = np.arange(rank, len(sizes), sharding.world_size)
-        streams: list[IntArray] = []
+        streams = []
         for worker in range(sharding.readers_per_rank):
             dealt = of_rank[worker :: sharding.readers_per_rank]
             chance = random.Random(seed + epoch)
@@ -384,8 +381,8 @@ def shuffled(stream: IntArray, buffer_size: int, random: random.Random) -> IntAr
         return stream
     initial = min(_INITIAL, buffer_size)
     source = iter(stream.tolist())
-    result: list[int] = []
-    held: list[int] = []
+    result = []
+    held = []
     for example in source:
         held.append(example)
         if len(held) < buffer_size:
@@ -518,8 +515,8 @@ def simulate_stream(
     stored: StoredStream, batching: AnyBatching, epoch: int
 ) -> StreamEpoch:
     """Simulate the batches that all workers make of their streams in an epoch."""
-    made: list[StreamBatches] = []
-    examples: list[IntArray] = []
+    made = []
+    examples = []
     largest_hold = 0.0
     for rank, streams in enumerate(stored.read_in(epoch)):
         for worker, stream in enumerate(streams):
@@ -558,10 +555,10 @@ def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
 
     `lengths` are of shape (examples of the stream,), 0 for those that are never held.
     """
-    values = np.asarray(lengths, dtype=np.float64)
-    read = np.concatenate(([0.0], np.cumsum(values)))
-    batched = np.concatenate(([0.0], np.cumsum(values[batches.examples])))
-    before = np.concatenate(([0], batches.ends))
+    values = floats(lengths)
+    read = edges_of(values)
+    batched = edges_of(values[batches.examples])
+    before = np.append(0, batches.ends)
     return float(np.max(read[np.append(batches.read, values.size)] - batched[before]))
 
 
@@ -604,10 +601,9 @@ def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> Epoc
 
     First come those of step 0, rank by rank.
     """
-    table = BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes)
     batching = StreamBatching(
         algorithm=config.algorithm,
-        table=table,
+        table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
         buffer_size=config.buffer_size,
         max_padding_ratio=config.max_padding_ratio,
         shuffle=config.shuffle,

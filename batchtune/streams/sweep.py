@@ -25,11 +25,12 @@ from batchtune.buckets.advice import (
     shown_cost,
 )
 from batchtune.buckets.sweep import costs_in, needed_limit, sweep
-from batchtune.epochs import RankSplit
+from batchtune.epochs import RankSplit, edges_of
 from batchtune.epochs.expectation import (
     EpochTime,
     effective_buckets,
     mates_in_cuts,
+    sums_between,
     with_equals,
 )
 from batchtune.epochs.measured_costs import (
@@ -184,9 +185,7 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
 def shards_of(stream: StreamLengths, sizes: Sequence[int], readers: int) -> Shards:
     """Describe the shards, which hold so many examples each, for this many workers of all ranks."""
     counts = np.array(sizes, dtype=np.int64)
-    edges = np.concatenate(([0], np.cumsum(counts)))
-    length_before = np.concatenate(([0.0], np.cumsum(stream.values)))
-    totals = np.diff(length_before[edges])
+    totals = sums_between(stream.values, edges_of(counts))
     median = float(np.median(counts))
     idle = max(0, readers - int(np.count_nonzero(counts)))
     is_fine = (
@@ -348,8 +347,9 @@ def sweep_stream(
     fitting = limits
     share = 1.0
     if settings.min_steps is not None:
-        dealing = RankSplit(world_size=settings.world_size)
-        check_min_steps(settings.min_steps, lengths, dealing)
+        check_min_steps(
+            settings.min_steps, lengths, RankSplit(world_size=settings.world_size)
+        )
         # Ranks need not have as many: each should have enough on average.
         fewest = min(lengths.count, settings.min_steps * settings.world_size)
         share = share_for(lengths, fitting, fewest)
@@ -437,13 +437,12 @@ def sweep_stream(
     timed = have_times(rows)
     if chosen is None or not keeps_current(swept, chosen, timed=timed):
         return swept
-    reason = keeping_reason(swept, chosen, timed=timed)
     return structs.replace(
         swept,
         recommended=None,
         recommended_speechbrain=None,
         batches_per_rank=None,
-        reason=reason,
+        reason=keeping_reason(swept, chosen, timed=timed),
     )
 
 
@@ -506,9 +505,7 @@ def _priced(
     longest = first.shapes.lengths
     batches_by_epoch = np.array([epoch.weights.sum() for epoch in epochs])
     batches = max(1, round(float(batches_by_epoch.mean())))
-    padded_lengths = [
-        epoch.total(epoch.shapes.batch_sizes * epoch.shapes.lengths) for epoch in epochs
-    ]
+    padded_lengths = [epoch.total(epoch.shapes.padded_lengths) for epoch in epochs]
     padded_length = float(np.mean(padded_lengths))
     true_lengths = [epoch.total(_true_lengths(epoch, stored)) for epoch in epochs]
     true_length = float(np.mean(true_lengths))
@@ -539,7 +536,7 @@ def _priced(
         smallest_batch_size=int(sizes.min()),
         largest_batch_size=int(sizes.max()),
         batch_size_variation=float(sizes.std() / sizes.mean()),
-        largest_padded_length=float((sizes * longest).max()),
+        largest_padded_length=float(first.shapes.padded_lengths.max()),
         under_half=float(np.mean(_filled(way, sizes, longest) < 0.5)),
         wait_median=float(np.median(first.waits)),
         wait_p99=float(np.percentile(first.waits, 99)),

@@ -217,8 +217,10 @@ def load_function(
     """
     location, _, name = spec.rpartition(":")
     if location != "builtin" and not (location and name.isidentifier()):
-        hint = f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS
-        raise WorkloadError(f"{spec!r} names no class or function", hint)
+        raise WorkloadError(
+            f"{spec!r} names no class or function",
+            f"Did you mean builtin:{spec}?" if spec in BUILTINS else _FORMS,
+        )
     target = load_object(location, name)
     if not callable(target):
         raise WorkloadError(
@@ -252,8 +254,10 @@ def load_object(location: str, name: str) -> Any:
     """Import a built-in, a file or a package's module, and return its attribute `name`."""
     if location == "builtin":
         if name not in BUILTINS:
-            hint = f"{did_you_mean(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}."
-            raise WorkloadError(f"unknown built-in workload {name!r}", hint)
+            raise WorkloadError(
+                f"unknown built-in workload {name!r}",
+                f"{did_you_mean(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}.",
+            )
         from batchtune.workloads import builtin
 
         return getattr(builtin, BUILTINS[name].class_name)
@@ -382,7 +386,7 @@ def last_frame(stack: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
     name = type(error).__name__
-    lines: list[str] = []
+    lines = []
     with contextlib.suppress(Exception):  # its own __str__ fails
         lines = str(error).strip().splitlines()
     if not lines:
@@ -417,24 +421,24 @@ def _users_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSum
 # The parameters that a workload trains: found by their optimizers, wherever these are.
 
 
+def live_objects(kind: type) -> list[Any]:
+    """Return all live objects of a kind."""
+    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+
+
 def trained_parameters() -> list[torch.Tensor]:
     """Return the parameters of all live optimizers, each once; without an optimizer, all live parameters."""
     import torch
     from torch.nn.parameter import is_lazy
 
-    live = gc.get_objects()
-    # By type, not isinstance, which asks an object for its __class__: a lazy module would import things to answer.
-    optimizers = [
-        thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)
-    ]
+    optimizers = live_objects(torch.optim.Optimizer)
     trained = []
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             trained += group["params"]
     if not optimizers:
-        trained = [
-            thing for thing in live if issubclass(type(thing), torch.nn.Parameter)
-        ]
+        trained = live_objects(torch.nn.Parameter)
     each_once = {id(parameter): parameter for parameter in trained}.values()
     return [
         parameter

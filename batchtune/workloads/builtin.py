@@ -243,12 +243,10 @@ def attend_within(
         )
         assert isinstance(mixed, Tensor)
         return mixed.transpose(0, 1).unsqueeze(0)
-    sequences = zip(
-        torch.split(queries, spans.lengths, dim=2),
-        torch.split(keys, spans.lengths, dim=2),
-        torch.split(values, spans.lengths, dim=2),
-        strict=True,
-    )
+    parts = [
+        torch.split(part, spans.lengths, dim=2) for part in (queries, keys, values)
+    ]
+    sequences = zip(*parts, strict=True)
     attended = [
         F.scaled_dot_product_attention(query, key, value, is_causal=True)
         for query, key, value in sequences

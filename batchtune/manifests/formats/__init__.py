@@ -168,6 +168,7 @@ class Format(ABC):
             shard is read up to the damage.
         of_folder: Whether it reads the files of a folder, rather than one file.
         endings: Of its files in a folder.
+        length_column: The column of the lengths, if it is always the same.
     """
 
     name: ClassVar[str]
@@ -178,6 +179,7 @@ class Format(ABC):
     sharded: ClassVar[bool] = False
     of_folder: ClassVar[bool] = False
     endings: ClassVar[tuple[str, ...]] = ()
+    length_column: ClassVar[str | None] = None
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -197,7 +199,7 @@ class Format(ABC):
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
         """Return the column of the lengths if the format has one; None if the columns' names must tell."""
-        return None
+        return self.length_column
 
     def default_target(self) -> str | None:
         """Return the column of the target lengths if the file itself says that it has them, else None."""
@@ -236,6 +238,11 @@ class Unreadable(Exception):
 
 class Estimate(float):
     """A length in seconds that is an estimate."""
+
+
+def count_estimates(values: Values) -> int:
+    """Return how many of the values are estimates."""
+    return sum(type(value) is Estimate for value in values)
 
 
 def number(value: object) -> float | None:

@@ -21,12 +21,12 @@ from batchtune.manifests.formats import (
     COUNT,
     PEEKED_ROWS,
     Column,
-    Estimate,
     Format,
     KeyPath,
     Rows,
     Values,
     columns_of,
+    count_estimates,
     id_name,
     walk,
 )
@@ -92,9 +92,9 @@ class Columnar(Format):
                 reason = shortened(
                     next(iter(str(error).splitlines()), type(error).__name__), 160
                 )
-                hint = f"Check that it is a whole {self.title} file; make or fetch it again."
                 raise ManifestError(
-                    f"{self.source.path} can't be read as {self.title}: {reason}", hint
+                    f"{self.source.path} can't be read as {self.title}: {reason}",
+                    f"Check that it is a whole {self.title} file; make or fetch it again.",
                 ) from None
 
     @cached_property
@@ -167,13 +167,12 @@ class Columnar(Format):
 
     def _counts(self, batch: pyarrow.RecordBatch, first: int) -> IntArray:
         """Return how many examples the rows of a histogram stand for. Raises ManifestError if one is not above 0."""
-        column = batch.column(_COUNT).cast("int64").fill_null(0)
-        counts: IntArray = column.to_numpy()
+        counts: IntArray = batch.column(_COUNT).cast("int64").fill_null(0).to_numpy()
         wrong = np.flatnonzero((counts < 1) | (counts > _MOST_EXAMPLES))
         if wrong.size:
-            seen = f"row {first + int(wrong[0]) + 1:,} counts {counts[wrong[0]]:,} examples"
             raise ManifestError(
-                f"{self.source.path} is a damaged histogram: {seen}",
+                f"{self.source.path} is a damaged histogram: row {first + int(wrong[0]) + 1:,} counts "
+                f"{counts[wrong[0]]:,} examples",
                 "Create it again with `batchtune scan --histogram`.",
             )
         return counts
@@ -221,8 +220,7 @@ class Columnar(Format):
                     values, partial(_ids, ids), place, counts=counts, order=order
                 )
                 if keys[0] in self._binary:
-                    estimates = sum(type(value) is Estimate for value in values[0])
-                    rows = replace(rows, num_estimates=estimates)
+                    rows = replace(rows, num_estimates=count_estimates(values[0]))
                 yield rows
                 first += batch.num_rows
                 self.source.report(share)

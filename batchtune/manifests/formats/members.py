@@ -24,6 +24,7 @@ from batchtune.manifests.formats import (
     Rows,
     Unreadable,
     columns_of,
+    count_estimates,
     last_part,
     walk,
 )
@@ -159,7 +160,10 @@ class WebDataset(Format):
                 _chunks(itertools.islice(_samples(tar, wanted), _PEEKED_SAMPLES))
             )
         return columns_of(
-            {name: _readable(value) for name, value in sample.values.items()}
+            {
+                name: None if isinstance(value, Unreadable) else value
+                for name, value in sample.values.items()
+            }
             for sample in first
         )
 
@@ -206,24 +210,22 @@ def _column(samples: Sequence[_Sample], key: str) -> list[object]:
     return [sample.values.get(key) for sample in samples]
 
 
-def _readable(value: object) -> object:
-    return None if isinstance(value, Unreadable) else value
-
-
 def _rows(
     names: Sequence[str],
     columns: Sequence[Sequence[object]],
     left_out: Mapping[str, int],
 ) -> Rows:
-    estimates = sum(type(value) is Estimate for value in columns[0])
     return Rows(
-        columns, lambda: names, left_out=dict(left_out), num_estimates=estimates
+        columns,
+        lambda: names,
+        left_out=dict(left_out),
+        num_estimates=count_estimates(columns[0]),
     )
 
 
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     """Yield samples in lists; those before an error come first."""
-    chunk: list[_Sample] = []
+    chunk = []
     try:
         for sample in samples:
             chunk.append(sample)
@@ -318,6 +320,7 @@ class AudioFolder(Format):
     description = "a folder of audio files"
     names_columns = False
     of_folder = True
+    length_column = "duration"
     endings = tuple(f".{suffix}" for suffix in sorted(AUDIO_SUFFIXES | _UNREAD_AUDIO))
 
     def __init__(self, source: Source) -> None:
@@ -336,10 +339,6 @@ class AudioFolder(Format):
     def columns(self) -> Sequence[Column]:
         """Return `duration` and `num_samples`."""
         return [Column("duration"), Column(_NUM_SAMPLES)]
-
-    def default_column(self, columns: Sequence[Column]) -> str | None:
-        """Return `duration`."""
-        return "duration"
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the audio files in the order of their names, some hundred at a time."""

@@ -9,7 +9,7 @@ import json
 import operator
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any, ClassVar
@@ -60,6 +60,9 @@ _KALDI_COLUMNS = {
     "feats_shape": "num_frames",
 }
 
+# What SpeechBrain's files count.
+_OF_SPEECHBRAIN: dict[str, Unit] = {"length": "s", "len": "s"}
+
 NumberedCells = tuple[int, Sequence[object]]  # line and cells
 
 
@@ -88,8 +91,10 @@ class _Lines(Format):
         header, records = self.opened()
         for key in keys:
             if key not in header:
-                message = f"{self.source.path} has no column {shortened(key)}"
-                raise ManifestError(message, f"Its columns: {listed(header)}.")
+                raise ManifestError(
+                    f"{self.source.path} has no column {shortened(key)}",
+                    f"Its columns: {listed(header)}.",
+                )
         name = id_name(header)
         while chunk := list(itertools.islice(records, _ROWS_AT_ONCE)):
             lines, cells = zip(*chunk, strict=True)
@@ -148,9 +153,8 @@ class TableLines(_Lines):
             lines = itertools.chain([(first_line, first)], lines)
             first_line -= 1
         if not header or len(set(header)) < len(header) - header.count(""):
-            seen = "the header is malformed, or names a column twice"
             raise ManifestError(
-                f"{self.source.path}, line {first_line}: {seen}",
+                f"{self.source.path}, line {first_line}: the header is malformed, or names a column twice",
                 "Each column needs a name of its own.",
             )
         return header, self._records(lines, first_line, len(header), delimiter)
@@ -178,17 +182,16 @@ class TableLines(_Lines):
                 if len(cells) == width:
                     yield line, cells
                 elif any(cell.strip() for cell in cells):
-                    cells_seen = f"{counted(len(cells), 'cell')}, separated by {_NAMES[delimiter]}"
-                    seen = f"{cells_seen}, not {width} as in the header"
-                    hint = "Fix the row; between commas, a cell that holds the separator must be quoted."
                     raise ManifestError(
-                        f"{self.source.path}, line {line}: {seen}", hint
+                        f"{self.source.path}, line {line}: {counted(len(cells), 'cell')}, separated by "
+                        f"{_NAMES[delimiter]}, not {width} as in the header",
+                        "Fix the row; between commas, a cell that holds the separator must be quoted.",
                     )
                 line = header_line + reader.line_num + 1
         except csv.Error as error:
-            hint = "Quotes within a quoted cell are doubled, and each is closed."
             raise ManifestError(
-                f"{self.source.path}, line {line}: the row is malformed: {error}", hint
+                f"{self.source.path}, line {line}: the row is malformed: {error}",
+                "Quotes within a quoted cell are doubled, and each is closed.",
             ) from None
 
 
@@ -197,7 +200,7 @@ class SpeechBrainCsv(TableLines):
 
     name = "speechbrain-csv"
     description = "a comma separated table with a column 'ID'"
-    units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
+    units = _OF_SPEECHBRAIN
     unique_ids = True
 
     @staticmethod
@@ -254,9 +257,9 @@ class _List(_Lines):
                 continue
             cells = self.cells(text.split(self.separator))
             if cells is None:
-                place = f"{self.source.path}, line {line}"
                 raise ManifestError(
-                    f"{place} has another format: {shortened(text)}", self.hint
+                    f"{self.source.path}, line {line} has another format: {shortened(text)}",
+                    self.hint,
                 )
             yield line, cells
 
@@ -345,9 +348,9 @@ def keyed_values(source: Source) -> dict[str | None, str]:
     for line, text in source.lines():
         name, *rest = text.split(maxsplit=1) or [""]
         if name in values:
-            message = f"{source.path}, line {line}: duplicate id {shortened(name)}"
             raise ManifestError(
-                message, "Each id has one value: remove or rename one of the lines."
+                f"{source.path}, line {line}: duplicate id {shortened(name)}",
+                "Each id has one value: remove or rename one of the lines.",
             )
         value = "".join(rest).rstrip()
         if _SHAPE.fullmatch(value):
@@ -407,6 +410,7 @@ class Text(NumberLines):
     name = "text"
     description = "plain text, one example on every line; never detected, so name it"
     value_column = "text"
+    length_column = "text"
 
     @staticmethod
     def fits(head: Head) -> bool:
@@ -416,10 +420,6 @@ class Text(NumberLines):
     def columns(self) -> Sequence[Column]:
         """Return the one column `text`."""
         return [Column("text", is_text=True)]
-
-    def default_column(self, columns: Sequence[Column]) -> str | None:
-        """Return `text`."""
-        return "text"
 
 
 # JSON objects with a length, decoded by msgspec: on lines (NeMo), in a list, or by their ids (SpeechBrain).
@@ -673,7 +673,7 @@ class SpeechBrainJson(Nemo):
 
     name = "speechbrain-json"
     description = "one JSON object of objects, id → entry"
-    units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
+    units = _OF_SPEECHBRAIN
     endings = ()
     hint = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
     opening = "{"

@@ -36,8 +36,7 @@ def named_command(
     if kind == "speechbrain":
         pairs = [f"--{pair}" for pair in settings]
         return [sys.executable, path, _absolute(str(value)), *pairs]
-    module = "batchtune.scripts.named.train"
-    words = [sys.executable, "-m", module, kind, path, name]
+    words = [sys.executable, "-m", "batchtune.scripts.named.train", kind, path, name]
     if value is not None:
         words.append(f"{FLAGS[kind]}={value}")
     return [*words, *settings]

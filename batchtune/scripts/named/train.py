@@ -153,8 +153,10 @@ def made_example(task: str, config: Any, length: int, target_length: int) -> Exa
         return torch.randint(vocabulary // 4, vocabulary // 2 + 1, (count,))
 
     if task == "ctc":
-        audio = torch.randn(160 * length)
-        return {"input_values": audio, "labels": tokens(target_length)}
+        return {
+            "input_values": torch.randn(160 * length),
+            "labels": tokens(target_length),
+        }
     if task == "speech-seq2seq":
         # Whisper pads all audio to 30 seconds, and halves the number of frames: only texts differ in length.
         frames = 2 * config.max_source_positions
@@ -184,8 +186,9 @@ def train_transformers(path: str, _name: str, options: dict[str, Any]) -> None:
     if lora is not None:
         import peft
 
-        adapters = peft.LoraConfig(r=lora, target_modules="all-linear")
-        model = peft.get_peft_model(model, adapters)
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=lora, target_modules="all-linear")
+        )
     made = examples(partial(made_example, task, config), options)
     defaults = {
         "output_dir": ".",
@@ -196,10 +199,9 @@ def train_transformers(path: str, _name: str, options: dict[str, Any]) -> None:
     arguments = transformers.TrainingArguments(**{**defaults, **options})
     # With several GPUs the Trainer would split each batch among them.
     arguments._n_gpu = min(1, arguments.n_gpu)
-    trainer = transformers.Trainer(
+    transformers.Trainer(
         model, arguments, data_collator=pad, train_dataset=made
-    )
-    trainer.train()
+    ).train()
 
 
 TRAIN = {
