@@ -272,13 +272,15 @@ def probe_on(
     device,
     folder,
     settings=MADE,
+    *,
+    force=False,
     **hooks,
 ):
     return run_probe(
         device.lengths,
         settings,
         folder,
-        force=False,
+        force=force,
         hooks=ProbeHooks(measurer=device, **hooks),
     )
 
