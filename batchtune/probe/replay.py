@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from batchtune.probe.devices.cuda import begin
-from batchtune.probe.requests import RecordedStep, Replay, Replayed
+from batchtune.probe.requests import OF_A_STREAM, RecordedStep, Replay, Replayed
 
 # Some tables run out of memory in the first steps of a process, others after hundreds: with expandable segments one of
 # transformer-lm base in fp32 did so in 1 of 5 epochs, at step 394. 232 replayed processes of 24 steps did not show it,
@@ -46,8 +46,9 @@ class RequestRecorder:
         in_use = (block["address"] for block in blocks if _is_in_use(block))
         # Of each block that was in use before the step: its address, and its number.
         self._places = {address: place for place, address in enumerate(in_use)}
+        self._streams: dict[int, int] = {0: 0}  # handle → number
         self._held: list[list[int]] | None = [
-            _layout_of(segment) for segment in segments
+            self._layout_of(segment) for segment in segments
         ]
 
     def begin(self) -> None:
@@ -57,20 +58,19 @@ class RequestRecorder:
         )
 
     def take(self) -> RecordedStep | None:
-        """Return the step that ends here; None if it asks too often, or for blocks of several streams."""
+        """Return the step that ends here; None if it asks too often."""
         snapshot = self._memory._snapshot()
         self._memory._record_memory_history(None)
         left = self._places
         made: dict[int, int] = {}
         numbers = count()
-        streams = set()
         requests = []
         for entry in snapshot["device_traces"][self._device]:
             address = entry.get("addr")  # an error has none
             if entry["action"] == "alloc":
-                streams.add(entry["stream"])
                 made[address] = next(numbers)
-                requests.append(int(entry["size"]))
+                on = self._number_of(entry["stream"])
+                requests.append(entry["size"] + on * OF_A_STREAM)
             elif entry["action"] == "free_completed":
                 if address in made:
                     requests.append(-1 - 2 * made.pop(address))
@@ -80,25 +80,28 @@ class RequestRecorder:
         self._places = {address: place for place, address in enumerate(made)}
         held = self._held
         self._held = None
-        if len(streams) > 1 or len(requests) > _MOST_REQUESTS:
+        if len(requests) > _MOST_REQUESTS:
             return None
         return RecordedStep(self._device, held, requests)
+
+    def _number_of(self, stream: int) -> int:
+        return self._streams.setdefault(stream, len(self._streams))
+
+    def _layout_of(self, segment: Mapping[str, Any]) -> list[int]:
+        """Return a segment as `RecordedStep.held` has it."""
+        total = segment["total_size"] if segment["segment_type"] == "large" else 0
+        return [
+            self._number_of(segment["stream"]),
+            total,
+            *(
+                block["size"] if _is_in_use(block) else -block["size"]
+                for block in segment["blocks"]
+            ),
+        ]
 
 
 def _is_in_use(block: Mapping[str, Any]) -> bool:
     return bool(block["state"] == "active_allocated")
-
-
-def _layout_of(segment: Mapping[str, Any]) -> list[int]:
-    """Return a segment as `RecordedStep.held` has it."""
-    total = segment["total_size"] if segment["segment_type"] == "large" else 0
-    return [
-        total,
-        *(
-            block["size"] if _is_in_use(block) else -block["size"]
-            for block in segment["blocks"]
-        ),
-    ]
 
 
 def replay(request: Replay) -> Replayed:
@@ -162,15 +165,16 @@ class Memory:
     ) -> None:
         from torch import _C
 
-        self._allocate = _C._cuda_cudaCachingAllocator_raw_alloc
+        self._take = _C._cuda_cudaCachingAllocator_raw_alloc
         self._free = _C._cuda_cudaCachingAllocator_raw_delete
         self._held: list[int] = []
+        self._streams: list[Any] = []
         gaps: list[int] = []
-        for total, *blocks in held:
+        for on, total, *blocks in held:
             if total:  # blocks come to lie in the segment that this leaves
-                self._free(self._allocate(total, 0))
+                self._free(self._allocate(total, on))
             for block in blocks:
-                made = self._allocate(abs(block), 0)
+                made = self._allocate(abs(block), on)
                 (self._held if block > 0 else gaps).append(made)
         self._free_all(gaps)
         self._left = [self._held[number] for number in released]
@@ -185,7 +189,8 @@ class Memory:
         made = self._made
         for request in requests:
             if request > 0:
-                made.append(allocate(request, 0))
+                on, size = divmod(request, OF_A_STREAM)
+                made.append(allocate(size, on))
                 continue
             blocks = left if request % 2 == 0 else made
             number = (-1 - request) // 2
@@ -195,6 +200,17 @@ class Memory:
         self._free_all(left)
         self._left = list(filter(None, made))
         self._made = []
+
+    def _allocate(self, size: int, on: int) -> int:
+        """Return the address of a block for the stream of that number."""
+        if not on:
+            return self._take(size, 0)
+        import torch
+
+        cuda: Any = torch.cuda
+        while len(self._streams) < on:
+            self._streams.append(cuda.Stream())
+        return self._take(size, self._streams[on - 1].cuda_stream)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Keep those of the blocks that the last step has left to the end."""

@@ -141,15 +141,21 @@ class RunTrial(Message, frozen=True):
     timeout_seconds: float = 0.0
 
 
+OF_A_STREAM = 1 << 48
+"""More bytes than a GPU has."""
+
+
 class RecordedStep(msgspec.Struct, frozen=True):
     """What a step asked of the allocator.
 
     Attributes:
         device: Index of the GPU.
         held: What was in use before the step, if it is the first that its process records; else None. Of each segment
-            its bytes (0 for one of small blocks), then those of its blocks in their order, negative for a free one.
-        requests: In their order: the bytes of a block; or, to free one, -1 - 2 i for the i-th that the step has made,
-            and -2 - 2 i for the i-th of those that the step before it left.
+            the number of its stream, its bytes (0 for one of small blocks), then those of its blocks in their order,
+            negative for a free one.
+        requests: In their order: the bytes of a block, plus `OF_A_STREAM` times the number of its stream (0 for the
+            default one); or, to free one, -1 - 2 i for the i-th that the step has made, and -2 - 2 i for the i-th of
+            those that the step before it left.
     """
 
     device: int
