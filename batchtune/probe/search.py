@@ -169,10 +169,7 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
     ):
         if bracket.flushed:
             return bracket.failed - 1
-        if known.peaks.overhead > 1 and bracket.failures == 1:
-            back = 2 * step_at(bracket.failed, known.tolerance)
-            return max(bracket.implied_low, bracket.failed - back)
-        return bracket.implied_low
+        return max(bracket.implied_low, _little_below(known, bracket))
     multiple = known.next_multiple(bracket)
     if multiple is not None:
         return multiple
@@ -198,7 +195,14 @@ def _guess(known: Knowledge, bracket: Bracket) -> int:
         and not bracket.has_crept
     ):
         return bracket.proven + bracket.step
-    return _middle(known, bracket)
+    return max(_middle(known, bracket), _little_below(known, bracket))
+
+
+def _little_below(known: Knowledge, bracket: Bracket) -> int:
+    """Return a size two steps below the first that failed in a cache, as sizes near the limit do; 0 for any other."""
+    if known.peaks.overhead <= 1 or bracket.failures > 1 or bracket.failed is None:
+        return 0
+    return bracket.failed - 2 * step_at(bracket.failed, known.tolerance)
 
 
 def _middle(known: Knowledge, bracket: Bracket) -> int:
