@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -156,9 +157,9 @@ def verify(
     the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up. What they asked of a GPU's allocator is then replayed in other orders.
     Where the allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other shuffled
-    batches run in further processes: training starts in a fresh one. A brief plan leaves out the worst shapes where
-    pairs of them follow, and ends with the first failure; its shuffled batches end where they take longer than its
-    settings say. Raises as `run_verify` does.
+    batches run in further processes: training starts in a fresh one. A brief plan runs the worst shapes among the
+    shuffled ones, and ends with the first failure; its shuffled batches end where they take longer than its settings
+    say. Raises as `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -187,6 +188,7 @@ class _Runner:
     on_progress: OnVerifyProgress
     deadline: float
     enough_at: float = math.inf  # shuffled batches then end, once the fewest have run
+    fewest_steps: int = FEWEST_STEPS
     done: DoneSteps = field(default_factory=DoneSteps)
     release: bool = False
     last_step: list[PlannedBatch] = field(default_factory=list)
@@ -197,16 +199,19 @@ class _Runner:
     def run(self, start_seconds: float) -> None:
         """Run all phases; a process takes so long to start."""
         done = self.done
-        # On the native allocator pairs of the worst shapes prove more.
-        if not self.plan.settings.brief or self.device.allocator == EXPANDABLE:
+        if not self.plan.settings.brief:
             self._run_worst()
         planned = self.plan.planned_steps
         if not done.failures:
+            largest = self._largest_of_each_bucket()
+            self.fewest_steps += len(largest)
+            whole = planned - len(largest) % self.device.accumulation
+            shuffled = itertools.islice(self.plan.shuffled_batches(), whole)
             self._run(
                 "shuffled",
-                itertools.islice(self.plan.shuffled_batches(), planned),
+                itertools.chain(largest, shuffled),
                 done.shuffled,
-                planned,
+                len(largest) + whole,
             )
         if not done.failures:
             self._replay()
@@ -251,14 +256,24 @@ class _Runner:
         done = self.done
         worst = self.plan.worst_batches
         self._run("worst", worst, done.worst, 2 * len(worst))
-        if self._is_refuted:
-            return
         passed = [
             batch
             for batch, trial in zip(worst, done.worst, strict=False)
             if trial.outcome == "ok"
         ]
         self._run("worst", alternating(passed), done.worst, len(worst) + len(passed))
+
+    def _largest_of_each_bucket(self) -> list[PlannedBatch]:
+        """Return what a brief plan runs first on a GPU: some buckets have one batch in an epoch.
+
+        In random order, and twice: a shape that passes once may run out of memory in its second step.
+        """
+        if not self.plan.settings.brief or self.device.kind != "cuda":
+            return []
+        chosen = random.Random(self.plan.seed)
+        worst = self.plan.worst_batches
+        batches = [*chosen.sample(worst, len(worst)), *chosen.sample(worst, len(worst))]
+        return batches[: _MOST_RECORDED - FEWEST_STEPS]
 
     def _replay(self) -> None:
         """Replay what the recorded steps asked of a GPU's allocator, in other orders, until one runs out of memory."""
@@ -331,7 +346,7 @@ class _Runner:
             if time.monotonic() > self.deadline:
                 self.done.unfinished = True
                 return
-            has_enough = phase == "shuffled" and len(trials) >= FEWEST_STEPS
+            has_enough = phase == "shuffled" and len(trials) >= self.fewest_steps
             if has_enough and time.monotonic() > self.enough_at:
                 return
             shapes = [planned.shape for planned in step]
@@ -366,7 +381,7 @@ class _Runner:
                 trial.outcome,
                 trial.error,
             )
-            if phase != "worst" or self._is_refuted:
+            if phase != "worst":
                 return
 
     def _fail(
