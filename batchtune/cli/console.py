@@ -348,7 +348,11 @@ def _about(device: Device, settings: ProbeSettings) -> Iterator[str]:
     from batchtune.trust import trust_warnings
 
     limit = f"{format_size(device.limit_bytes)}{device.whose}"
-    if settings.memory_bytes is not None and settings.memory_fraction < 1:
+    kept = device.ddp_bytes + device.reserve_bytes
+    allowed = int((settings.memory_bytes or 0) * settings.memory_fraction) - kept
+    if device.limit_bytes < allowed:
+        limit += " (no more is free on the device)"
+    elif settings.memory_bytes is not None and settings.memory_fraction < 1:
         limit += f" ({settings.memory_fraction:.0%} of --memory, by --memory-fraction)"
     first = f"Device: {device.name}, {format_size(device.total_bytes)}; limit {limit}."
     if device.mig:
@@ -356,7 +360,7 @@ def _about(device: Device, settings: ProbeSettings) -> Iterator[str]:
     if device.load_average is not None:
         first += f" Load average: {device.load_average:.1f}, on {counted(device.processors or 1, 'processor')}."
     yield first
-    kept = (device.outside_bytes or 0) + device.ddp_bytes + device.reserve_bytes
+    kept += device.outside_bytes or 0
     if kept:
         yield f"Besides, {format_size(kept)} are kept free, for --reserve, --ddp and the device's libraries."
     if settings.ddp and not device.ddp_bytes:

@@ -230,7 +230,7 @@ def _judged(
     from batchtune.reports.gate import RuleInputs, judge
 
     results = load_run(folder)
-    warn_of_damage(folder, quiet=quiet)
+    _warn_of_configs(folder, results, quiet=quiet)
     if new.manifest:
         results = replace(results, drift=_drift(results, new, quiet=quiet))
     compared = load_run(baseline) if baseline is not None else None
@@ -353,8 +353,9 @@ def export(
             f"Name it with --to. Known frameworks: {', '.join(FRAMEWORKS)}.",
         )
     framework = export_of(to)
-    tuned = tuned_run(load_run(run))
-    warn_of_damage(run, quiet=quiet)
+    results = load_run(run)
+    tuned = tuned_run(results)
+    _warn_of_configs(run, results, quiet=quiet)
     if (
         tuned.sweep is not None
         and tuned.sweep.proof is not None
@@ -381,14 +382,19 @@ def export(
         console.write_json(exported)
 
 
-def warn_of_damage(folder: Path, *, quiet: bool) -> None:
-    """Warn of a `sampler.yaml` that samplers would refuse; other results can still be shown."""
-    from batchtune.configs import read_any_sampler_yaml
+def _warn_of_configs(folder: Path, results: RunResults, *, quiet: bool) -> None:
+    """Warn of a recommended config that is missing or damaged, which samplers would refuse."""
+    from batchtune.configs import read_any_sampler_yaml, read_stream_yaml
 
-    path = folder / "sampler.yaml"
-    if path.exists():
+    readers = (
+        (results.sweep, read_any_sampler_yaml, "sampler.yaml"),
+        (results.stream, read_stream_yaml, "stream.yaml"),
+    )
+    for swept, read, name in readers:
+        if swept is None or swept.recommends_nothing:
+            continue
         try:
-            read_any_sampler_yaml(path)
+            read(folder / name)
         except ResultError as error:
             console.note(f"Warning: {error.message}. {error.hint}", quiet=quiet)
 

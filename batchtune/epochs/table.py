@@ -159,7 +159,7 @@ def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> AnyArray:
 def _check_each(rule: str, values: AnyArray, sound: BoolArray) -> None:
     if not sound.all():
         entry = int(sound.argmin())
-        raise ValueError(f"{rule}, but entry {entry} is {values[entry]}: fix it")
+        raise ValueError(f"{rule}, but entry {entry} is {values[entry]}")
 
 
 def batch_sizes_for(

@@ -119,7 +119,7 @@ def _sentences(probe: Probe) -> Iterator[str]:
             f"{_why_no_larger(probe)}."
         )
     else:
-        yield f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
+        yield f"max_batch_length = {limit} is the most that is proven at every length, measured on {device}."
     if probe.why_unproven is not None:
         yield f"None of it is proven: {probe.why_unproven}."
     if probe.frontier:

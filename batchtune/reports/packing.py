@@ -268,8 +268,8 @@ def _proof(run: RunResults, sweep: Sweep, row: PackedRow) -> Iterator[str]:
     simulated = f"{row.batches * row.simulated_epochs:,} micro-batches of {epochs}"
     if row.unproven:
         yield f"{row.unproven:,} of {simulated} are not proven to fit: the warnings say what to do."
-        return
-    yield f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}."
+    else:
+        yield f"Each of {simulated} was run, or is no larger than one that was{left_free(run)}."
     yield proof_in_training(sweep.proof, "tune")
 
 

@@ -111,7 +111,9 @@ def sweep_section(run: RunResults) -> Section:
         facts += _other_ways(sweep, row, timed=timed)
     elif sweep.min_steps is None:
         steps = counted(row.steps, "optimizer step")
-        facts.append(f"An epoch takes {steps} (--current batch_size=N keeps yours).")
+        facts.append(
+            f"An epoch takes {steps} (--current batch_size=N keeps your steps)."
+        )
     sizes = sizes_table(
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )

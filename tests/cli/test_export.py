@@ -62,7 +62,7 @@ def test_a_table_that_is_not_proven_is_exported_with_a_warning(succeed, run_fold
 
 
 @pytest.mark.parametrize("command", [["report"], ["export", "--to", "espnet"]])
-def test_a_damaged_sampler_yaml_is_told_next_to_the_result(
+def test_a_config_that_samplers_refuse_is_told_next_to_the_result(
     succeed, run_folder, command
 ):
     config = run_folder / SAMPLER_FILE
@@ -70,6 +70,10 @@ def test_a_damaged_sampler_yaml_is_told_next_to_the_result(
     ran = succeed(*command)
     damage = "sampler.yaml is damaged: num_buckets is 3, but the table's is 13"
     assert damage in ran.stderr
+    assert ran.stdout
+    config.unlink()
+    ran = succeed(*command)
+    assert "sampler.yaml does not exist. `batchtune tune` writes it." in ran.stderr
     assert ran.stdout
 
 
@@ -98,7 +102,7 @@ def test_wrong_usage(batchtune, arguments, message):
 def test_a_run_of_a_stream_is_exported(succeed, folder):
     write_result(folder / STREAM_FILE, made_stream())
     ran = succeed("export", "--to", "webdataset")
-    assert ran.stderr == ""
+    assert "stream.yaml does not exist. `batchtune sweep-stream`" in ran.stderr
     assert ran.stdout == export_of("webdataset").render(Tuned(stream=made_stream()))
     tarred = json.loads(succeed("export", "--to", "nemo-tarred", "--json").stdout)
     assert tarred["title"] == "NeMo with tarred data"

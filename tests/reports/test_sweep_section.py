@@ -197,7 +197,7 @@ def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
     settings = {"max_batch_size": cap}
     probe = replace(made_probe(), frontier=[capped], settings=settings)
     limit, holds, *_ = summary_of(probe=probe)
-    assert "is the most that fits" not in limit
+    assert "is the most that is proven" not in limit
     assert limit.endswith(f"Larger batches were not tried: {why}.")
     assert holds == "A batch holds 16 examples of up to 24.52 s."
 
