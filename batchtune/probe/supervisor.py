@@ -401,6 +401,8 @@ class Supervisor(Measurer):
             message = f"{self._settings.workload}: its setup failed: {message}"
         elif reply.stage == "step":
             message = f"{self._settings.workload}: its first step failed: {message}"
+        elif self._settings.command is not None:
+            message = f"{self._settings.workload}, in its first batches: {message}"
         raise WorkloadError(message, reply.hint, reply.traceback)
 
     def _setup_error(self, lost: WorkerLost) -> BatchtuneError:

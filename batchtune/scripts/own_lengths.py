@@ -84,7 +84,11 @@ def keep_own_lengths(
     if isinstance(reply, Described):
         return path, f"{own} ({reply.loader}), kept in {path}."
     assert isinstance(reply, Failed)
-    raise WorkloadError(reply.message, reply.hint, reply.traceback)
+    raise WorkloadError(
+        f"{command_text(command)}, in its first batches: {reply.message}",
+        reply.hint or "Run it by itself first.",
+        reply.traceback,
+    )
 
 
 def own_table(

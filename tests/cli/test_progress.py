@@ -77,6 +77,10 @@ def test_what_the_user_set_and_what_changes_is_explained(capsys):
     assert "lengths done (4 added where the bucket tables gain)" in bar.bar.doing
     shown = capsys.readouterr().err
     assert "(90% of --memory, by --memory-fraction)" in shown
+    taken = replace(WORKLOAD, memory_bytes=2 * DEVICE.limit_bytes)
+    with worker_bar("s", taken, quiet=False) as bar:
+        bar.probing(progress_of(total=12))
+    assert "(no more is free on the device)" in capsys.readouterr().err
 
 
 def test_a_script_s_first_batches_have_the_setups_time_limit():

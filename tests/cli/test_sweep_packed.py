@@ -213,6 +213,7 @@ class TestOfAProbe:
         output, swept = sweep(*options)
         assert recommended(swept["packing"])["unproven"] > 0
         assert warning in output and "are not proven to fit" in output
+        assert "not yet proven in shuffled training" in " ".join(output.split())
         batchtune("report", "--fail-if", "packed.unproven > 0", code=3)
 
     @pytest.mark.usefixtures("probe")
