@@ -62,9 +62,7 @@ def test_a_table_that_is_not_proven_is_exported_with_a_warning(succeed, run_fold
 
 
 @pytest.mark.parametrize("command", [["report"], ["export", "--to", "espnet"]])
-def test_a_config_that_samplers_refuse_is_told_next_to_the_result(
-    succeed, run_folder, command
-):
+def test_a_config_that_samplers_refuse_is_told(succeed, run_folder, command):
     config = run_folder / SAMPLER_FILE
     config.write_text(config.read_text().replace("num_buckets: 13", "num_buckets: 3"))
     ran = succeed(*command)
