@@ -394,7 +394,7 @@ def about_the_end(
     if unfinished:
         limit = ""
         if settings.minutes is not None:
-            limit = f", at the latest after {settings.minutes:g} min"
+            limit = f", at the latest after {settings.minutes:g} min (by --minutes)"
         yield (
             f"The probe is unfinished: it ended before all lengths were measured{limit}. The same command continues it."
         )
