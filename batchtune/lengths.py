@@ -41,7 +41,7 @@ _WIDE = 200.0
 
 
 def ceil_div(count: int, size: int) -> int:
-    """Return how many parts of a size hold so many: the quotient, rounded up."""
+    """Return the quotient rounded up: how many batches of that size hold all examples."""
     return -(-count // size)
 
 

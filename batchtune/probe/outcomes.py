@@ -224,9 +224,9 @@ _OF_EACH_TABLE = 0.075
 # With expandable segments only pages are used in part, and a little less is enough.
 _OF_EACH_EXPANDABLE_TABLE = 0.025
 _OF_ALL_TABLES = 0.3
-# A cache holds pages (of 20 MiB in expandable segments), and some are only used in part. Batches leave this part of the
-# limit free for it; with expandable segments the replay of a proof does without it, too: a table of transformer-lm base
-# in fp32 under 24 GiB that only fitted all of the limit ran out of memory in 3 of 5 epochs on the emulated device.
+# A cache holds pages (of 20 MiB in expandable segments), and some are only used in part, so batches leave this part of
+# the limit free. With expandable segments, the replay of a proof leaves it free, too: a table of transformer-lm base in
+# fp32 under 24 GiB, proven with all of the limit, ran out of memory in 3 of 5 epochs on the emulated device.
 IN_PART = 0.01
 # Batch sizes up to which a caching allocator goes without emptying its cache, by what it happens to hold: equal trials
 # differ by this fraction (transformer-lm base in 24 GiB, expandable segments, on the emulated device). Steps of half of
