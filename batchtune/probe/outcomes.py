@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.epochs.cost_model import fit_cost
+from batchtune.epochs import floats
+from batchtune.epochs.cost_model import fit_cost, predict
 from batchtune.lengths import FloatArray
 from batchtune.results import BatchShape, ClosedBy, CostModel, Margin, Trial
 
@@ -624,17 +625,24 @@ class MemoryFit:
         self._brackets = brackets
         self._limit_bytes = peaks.limit_bytes
         shapes = [shape for shape in passed if peaks.highest(shape) is not None]
-        targets = [shape.target_length or 0.0 for shape in shapes]
+        sizes = floats([shape.batch_size for shape in shapes])
+        lengths = floats([shape.length for shape in shapes])
+        targets = floats([shape.target_length or 0.0 for shape in shapes])
+        measured = floats([peaks.highest(shape) for shape in shapes])
         has_targets = any(shape.target_length is not None for shape in shapes)
         self.model = fit_cost(
-            [shape.batch_size for shape in shapes],
-            [shape.length for shape in shapes],
-            [float(peaks.highest(shape) or 0) for shape in shapes],
-            targets if has_targets else None,
+            sizes, lengths, measured, targets if has_targets else None
         )
         """The model of peak memory, fitted to every shape that passed; None if they are too few."""
+        self.error = 0.0
+        """The model's error, relative to the peaks."""
+        if self.model is not None:
+            errors = predict(self.model, sizes, lengths, targets) / measured - 1
+            # In a cache a batch of one may take far more than its examples need: there, large peaks count most.
+            weights = measured if peaks.overhead > 1 else np.ones(measured.size)
+            self.error = float(np.sqrt(np.average(errors**2, weights=weights)))
         # Far off, so that a length's own peaks are trusted more.
-        self.is_misfit = self.model is not None and self.model.relative_error > 0.02
+        self.is_misfit = self.error > 0.02
 
     # The memory that an example needs
 
@@ -699,7 +707,7 @@ class MemoryFit:
         room = self.room_bytes - peak
         if measured is not None and abs(measured - need) <= 0.25 * need:
             need = min(measured, need)
-        elif self.model.relative_error * peak > need * step:
+        elif self.error * peak > need * step:
             if self.is_misfit and (
                 self._intercept is None or peak < 0.8 * self.room_bytes
             ):
@@ -826,7 +834,7 @@ class MemoryFit:
                 lengths
             ).min(axis=0)
             sizes: FloatArray = (self.room_bytes - model.constant) / need
-        return sizes * (1 + min(model.relative_error, 0.5))
+        return sizes * (1 + min(self.error, 0.5))
 
     # Memory that grows in leaps
 

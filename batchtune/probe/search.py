@@ -234,7 +234,7 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
         return _beyond_last_peak(known, bracket, need)
     assert fit.model is not None
     # A little below the model's limit: a success closes the length, a failure does not.
-    error = min(fit.model.relative_error, 0.5)
+    error = min(fit.error, 0.5)
     margin = max(error, known.tolerance / 2)
     size = max(
         1,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_devices import MIB
-from made_trials import made_trial
+from made_trials import altered, made_trial
 from msgspec.structs import replace
 from probe.made_device import SearchedDevice, quadratic_peak, search_to_the_end
 
@@ -159,6 +159,31 @@ def test_below_a_size_that_nearly_fitted_no_search_creeps():
     ]
     trials.append(made_trial(BatchShape(1151, 10.0), "oom", flushed=True))
     assert search.propose(trials).shape.batch_size == 1125
+
+
+class CachingDevice(SearchedDevice):
+    """The limit is one of what an allocator reserves, which is more than the tensors."""
+
+    def run(self, shape, steps):
+        reply = super().run(shape, steps)
+        peak = reply.trial.peak_bytes
+        if peak is None:
+            return reply
+        return altered(reply, peak_bytes=int(peak / 1.015), reserved_bytes=peak)
+
+
+def test_a_floor_under_small_batches_costs_no_trials_near_the_limit():
+    """The model missed a batch of one by 26%, and was not believed at any length."""
+
+    def peak(shape):
+        return max(491.0, 349.0 + 10.5 * shape.padded_length) * MIB
+
+    device = CachingDevice(peak, limit_bytes=22_000 * MIB)
+    points, trials = run(SPEECH, device)
+    assert len(trials) <= 20  # 27 when it was not
+    for point in points[1:]:
+        size = device.largest(point.length, SPEECH.count_within(point.length))
+        assert 0.97 * size <= point.batch_size <= size
 
 
 def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker(device, undisturbed):
