@@ -17,11 +17,14 @@ from typing import Any
 from batchtune.probe.devices.cuda import begin
 from batchtune.probe.requests import OF_A_STREAM, RecordedStep, Replay, Replayed
 
-# Some tables run out of memory in the first steps of a process, others after hundreds: with expandable segments one of
-# transformer-lm base in fp32 did so in 1 of 5 epochs, at step 394. 232 replayed processes of 24 steps did not show it,
-# and the 15th of 100 did.
-_STEPS_OF_A_PROCESS = 100
-_PROCESSES_OF_EACH = 2
+# Some tables run out of memory in the first steps of a process: with native segments one of conformer-ctc base in bf16
+# did so in 1 of 5 epochs, at step 3. 60 replayed processes of 10 steps showed it three times, as many of 100 once. So
+# each of the steps begins a short process, however long they all take.
+_FEW_STEPS = 10
+# Others do so after hundreds: with expandable segments one of transformer-lm base in fp32 did in 1 of 5 epochs, at step
+# 394. 232 replayed processes of 24 steps did not show it, and the 15th of 100 did.
+_MANY_STEPS = 100
+_LONG_PROCESSES = 2  # of each step
 _MOST_ENTRIES = 4_000_000
 _MOST_REQUESTS = 500_000  # of a step: more make a message too long
 
@@ -107,7 +110,7 @@ def _is_in_use(block: Mapping[str, Any]) -> bool:
 def replay(request: Replay) -> Replayed:
     """Replay processes that begin with each of the steps, and go on with random ones, until one runs out of memory.
 
-    It ends with the requested time, too. A step that begins a process also makes what the recorded first one made for
+    It ends with the requested times, too. A step that begins a process also makes what the recorded first one made for
     good, the optimizer's state; but for steps that ask for another number of blocks.
     """
     import torch
@@ -128,19 +131,23 @@ def replay(request: Replay) -> Replayed:
         if beginning is not None:
             beginnings.append((number, beginning))
     chosen = random.Random(request.seed)
-    ends = time.monotonic() + request.seconds
-    planned = _PROCESSES_OF_EACH * len(steps)
+    short = [(*beginning, _FEW_STEPS) for beginning in beginnings]
+    long = [(*beginning, _MANY_STEPS) for beginning in beginnings] * _LONG_PROCESSES
+    ends = time.monotonic() + request.most_seconds
     processes = 0
     replayed = 0
-    while processes < planned and time.monotonic() < ends:
-        number, beginning = beginnings[processes % len(beginnings)]
+    for number, beginning, length in short + long:
+        if processes == len(short):
+            ends = min(ends, time.monotonic() + request.seconds)
+        if time.monotonic() >= ends:
+            break
         memory = Memory(held, released)
         processes += 1
         try:
             memory.run(beginning)
             memory.keep(kept)
             replayed += 1
-            for _ in range(_STEPS_OF_A_PROCESS - 1):
+            for _ in range(length - 1):
                 number = chosen.randrange(1, len(steps))
                 memory.run(steps[number])
                 replayed += 1

@@ -182,11 +182,17 @@ class Ran(Message, frozen=True):
 
 
 class Replay(Message, frozen=True):
-    """Asks to replay the recorded steps of a process, for some seconds, in one without a workload (`Replayed`)."""
+    """Asks to replay the recorded steps of a process, in one without a workload (`Replayed`).
+
+    Attributes:
+        seconds: How long processes of many steps may take.
+        most_seconds: How long all may take.
+    """
 
     limit_bytes: int
     steps: list[RecordedStep]
     seconds: float
+    most_seconds: float
     seed: int
 
 

@@ -85,6 +85,7 @@ _FAULTS = ("crash", "timeout")
 _FEWEST_RECORDED = 3
 _MOST_RECORDED = 60
 _FEWEST_REPLAY_SECONDS = 10.0
+_MOST_REPLAY_SECONDS = 300.0
 
 
 class VerifyProgress(NamedTuple):
@@ -289,14 +290,14 @@ class _Runner:
             device=self.device,
         )
         self.on_progress(progress)
-        seconds = max(_FEWEST_REPLAY_SECONDS, self.plan.settings.seconds)
         limit_bytes = self.device.limit_bytes
         if self.device.allocator == EXPANDABLE:
             limit_bytes -= int(IN_PART * limit_bytes)
         request = Replay(
             limit_bytes=limit_bytes,
             steps=steps,
-            seconds=min(seconds, self.deadline - time.monotonic()),
+            seconds=max(_FEWEST_REPLAY_SECONDS, self.plan.settings.seconds),
+            most_seconds=min(_MOST_REPLAY_SECONDS, self.deadline - time.monotonic()),
             seed=self.plan.seed,
         )
         replayed = self.stepper.replay(request)

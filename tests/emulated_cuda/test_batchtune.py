@@ -81,10 +81,11 @@ print(json.dumps(real))
 REPLAYED = """
 import json, sys, torch
 from batchtune.probe import replay
+from batchtune.probe.requests import RecordedStep, Replay
 torch.cuda.init()
 with open(sys.argv[1]) as file:
     held, steps = json.load(file)
-first, *others = steps
+first, *others = recorded = steps
 kept = replay.kept_from(first, others[0])
 released, first = replay.released_by(first)
 memory = replay.Memory(held, released)
@@ -97,7 +98,10 @@ for number, step in enumerate([first, *others]):
 memory.end()
 again = replay.as_first(others[-1], first, kept)
 begins = [ask for ask in again if ask > 0 or ask % 2] == [ask for ask in first if ask > 0 or ask % 2]
-print(json.dumps([replayed, torch.cuda.memory_reserved(), begins]))
+after = torch.cuda.memory_reserved()
+steps = [RecordedStep(0, held, requests) for requests in recorded]
+done = replay.replay(Replay(4 << 30, steps, seconds=0, most_seconds=60, seed=0))
+print(json.dumps([replayed, after, begins, done.processes, done.steps]))
 """
 
 
@@ -112,12 +116,16 @@ def test_replayed_steps_take_what_real_ones_take(
     settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{conf}"}
     path = str(tmp_path / "steps.json")
     real = emulated_cuda.figures(RECORDED, training, unrecorded, path, **settings)
-    replayed, after, begins = emulated_cuda.figures(REPLAYED, path, **settings)
+    replayed, after, begins, processes, short = emulated_cuda.figures(
+        REPLAYED, path, **settings
+    )
     if training != "plain":  # a block is free once the GPU has reached an event
         real = [reserved for _, reserved in real]
         replayed = [reserved for _, reserved in replayed]
     assert real == replayed
     assert after == 0 and begins
+    # However long it takes, each step that can begins a process of ten.
+    assert (processes, short) == (4, 40)
 
 
 FAILED = """
