@@ -628,7 +628,7 @@ class MemoryFit:
         sizes = floats([shape.batch_size for shape in shapes])
         lengths = floats([shape.length for shape in shapes])
         targets = floats([shape.target_length or 0.0 for shape in shapes])
-        measured = floats([peaks.highest(shape) for shape in shapes])
+        measured = floats([peaks.highest(shape) or 0 for shape in shapes])
         has_targets = any(shape.target_length is not None for shape in shapes)
         self.model = fit_cost(
             sizes, lengths, measured, targets if has_targets else None
