@@ -24,7 +24,7 @@ from msgspec import structs
 
 from batchtune.buckets import checked_settings
 from batchtune.buckets.current import Current, read_current
-from batchtune.buckets.micro_batches import Packing, examples_kept
+from batchtune.buckets.micro_batches import Packing, known_sizes
 from batchtune.buckets.sweep import run_sweep
 from batchtune.errors import UsageError, listed, nearest
 from batchtune.exports.run_configs import write_config
@@ -32,7 +32,7 @@ from batchtune.files import command_text
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.formats import KNOWN_UNITS, normalised
-from batchtune.probe.flow import LargestBatch, run_probe
+from batchtune.probe.flow import SizesOf, run_probe
 from batchtune.probe.messages import ProbeHooks
 from batchtune.probe.settings import ProbeSettings
 from batchtune.reports import DEFAULT_FOLDER, RunResults, load_run
@@ -140,7 +140,7 @@ def _probe(
     sweep_settings: SweepSettings,
     force: bool,
     on_progress: Callable[[str], None],
-    most_in_a_batch: LargestBatch | None = None,
+    sizes_of: SizesOf | None = None,
     minutes: float | None = None,
     goes_on: bool = False,
 ) -> Probe:
@@ -168,7 +168,7 @@ def _probe(
         folder,
         force=force,
         sweep_settings=sweep_settings,
-        most_in_a_batch=most_in_a_batch,
+        sizes_of=sizes_of,
         hooks=ProbeHooks(
             on_note=_log.info,
             on_progress=lambda progress: on_progress(str(progress)),
@@ -282,7 +282,7 @@ def tune(
             sweep_settings,
             force,
             on_progress,
-            partial(examples_kept, read, sweep_settings, own),
+            partial(known_sizes, read, sweep_settings, own, folder),
         ),
         sweep=partial(_sweep, read, sweep_settings, folder, own),
         run=partial(

@@ -116,7 +116,10 @@ def recommend(
         pools = _best_pools(rows, better, cost, table, min_randomness, steps_kept)
     if pools is not None:
         reason = because(pools, table, "than the best table")
-        reason += f"; batch mates meet again in {format_percent(pools.known_mates_again)} of cases"
+        reason += (
+            f"; two examples of a batch share one again in the next epoch in {format_percent(pools.known_mates_again)} "
+            "of cases"
+        )
         if table is not None:
             reason += f" (with the table {format_percent(table.known_mates_again)})"
         return Recommendation(rows.index(pools), reason, portable)
@@ -436,8 +439,8 @@ def too_few_examples(lengths: Lengths, row: Row) -> Iterator[str]:
     if row.known_mates_again <= _SAME_EVERY_EPOCH:
         return
     yield (
-        f"{counted(lengths.count, 'example')} are too few for {row.name}: batch mates meet again in "
-        f"{format_percent(row.known_mates_again)} of cases, so an epoch's batches are nearly those of the one before. "
+        f"{counted(lengths.count, 'example')} are too few for {row.name}: two examples of a batch share one again in "
+        f"the next epoch in {format_percent(row.known_mates_again)} of cases, so its batches are nearly the same. "
         "Fewer buckets (--num-buckets), or more optimizer steps (--min-steps), mix them better"
     )
 

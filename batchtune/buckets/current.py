@@ -43,6 +43,7 @@ from batchtune.errors import (
 )
 from batchtune.lengths import Lengths
 from batchtune.results import (
+    TRAINING_FILE,
     Ordering,
     OwnBatches,
     Record,
@@ -616,6 +617,18 @@ def known_recording(path: Path, lengths: Lengths) -> Current | None:
     if last.start.tuned or recorded(last.steps, lengths) is None:
         return None
     return _of_recording(last, path)
+
+
+def known_current(
+    given: Current | None, script: Script | None, folder: Path, lengths: Lengths
+) -> Current | None:
+    """Return what the user gave, else a script's own batches, else those of a recording in the run folder."""
+    known = given
+    if known is None and script is not None:
+        known = own_current(script)
+    if known is None:
+        known = known_recording(folder / TRAINING_FILE, lengths)
+    return known
 
 
 def own_current(script: Script) -> Current | None:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from batchtune.buckets import PACKED
 from batchtune.buckets.advice import TOLERANCE, best_of, proven_or_all
-from batchtune.buckets.current import YOURS, Current, own_current
+from batchtune.buckets.current import YOURS, Current, known_current
 from batchtune.epochs import EpochBatches, RankSplit, ShuffleKey, drawn
 from batchtune.epochs.batchers import (
     Batcher,
@@ -642,6 +645,16 @@ def kept(
             "--micro-batches and --equal-counts cut the examples of a step, which are not kept",
             "Say what a step is with --current batch_size=N and --accumulate N, and add --keep same.",
         )
+    if keep != "nothing" and current is None and settings.min_steps is None:
+        raise UsageError(
+            f"--keep {keep}: the examples and steps of your training are not known",
+            "Say it with --current batch_size=N and --accumulate N, or tune the script itself: -- python train.py.",
+        )
+    if keep == "same" and own is None:
+        raise UsageError(
+            "--keep same: these settings do not say which examples a step has",
+            "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
+        )
     if keep == "same" and own is not None and own.examples > count:
         raise UsageError(
             f"--keep same: a step has {own.examples:,} examples, and the data {count:,}",
@@ -663,16 +676,28 @@ def _by_default(
     return "steps"
 
 
-def examples_kept(
-    lengths: Lengths, settings: SweepSettings, current: Current | None, device: Device
-) -> int | None:
-    """Return the examples of a step where the recommendation keeps them, so that no batch holds more; else None.
+class KnownSizes(NamedTuple):
+    """The most examples of a batch in what will be recommended, and those of the training's own; None: unknown."""
 
-    `current` are the settings that the user gave; without them, those of the script that the device has run. Raises
-    UsageError if options contradict each other, or ask for more micro-batches than a step has examples.
+    most: int | None = None
+    own: int | None = None
+
+
+def known_sizes(
+    lengths: Lengths,
+    settings: SweepSettings,
+    given: Current | None,
+    folder: Path,
+    device: Device,
+) -> KnownSizes:
+    """Return what is known of padded batch sizes before the probe, which takes minutes.
+
+    `given` are the settings that the user gave, `device` is the one that is to be probed. Raises UsageError for what
+    the sweep would refuse after it: options that contradict each other or the training, or more micro-batches than a
+    step has examples.
     """
-    if current is None and device.script is not None:
-        current = own_current(device.script)
+    refuse_to_pack(settings)
+    current = known_current(given, device.script, folder, lengths)
     own_accumulate = None if current is None else current.settings.accumulate
     dealing = RankSplit(
         world_size=settings.world_size or device.world_size,
@@ -680,11 +705,21 @@ def examples_kept(
     )
     own = own_steps(current, dealing)
     keep = kept(settings, current, own, lengths.count)
-    if own is None or keep != "same":
-        return None
-    # More micro-batches than examples are refused now, and not after the probe.
+    if own is None:
+        return KnownSizes()
+    if keep != "same":
+        return KnownSizes(own=own.batch_size)
     own.accumulations(1, settings.micro_batches)
-    return own.examples
+    return KnownSizes(most=own.examples, own=own.batch_size)
+
+
+def refuse_to_pack(settings: SweepSettings) -> None:
+    """Raise UsageError if packing is asked for, but no token budget is known."""
+    if PACKED in settings.strategies:
+        raise UsageError(
+            "--strategy packed needs a token budget, and none is given or measured",
+            "Add --max-tokens N, or probe a workload that packs.",
+        )
 
 
 def same_step_rows(

@@ -36,14 +36,14 @@ from batchtune.buckets.current import (
     Current,
     current_batching,
     fixed_batches,
-    known_recording,
-    own_current,
+    known_current,
 )
 from batchtune.buckets.micro_batches import (
     Packing,
     kept,
     most_packed_steps,
     own_steps,
+    refuse_to_pack,
     same_step_rows,
     sweep_packers,
     tokens_of,
@@ -148,16 +148,10 @@ def run_sweep(
         # Nothing is swept if it can't be packed.
         tokens_of(lengths, budget)
         known = known or budget.max_tokens
-    elif PACKED in settings.strategies:
-        raise UsageError(
-            "--strategy packed needs a token budget, and none is given or measured",
-            "Add --max-tokens N, or probe a workload that packs.",
-        )
+    else:
+        refuse_to_pack(settings)
     limit = needed_limit(known, costs, folder)
-    if current is None and costs.script is not None:
-        current = own_current(costs.script)
-    if current is None:
-        current = known_recording(folder / TRAINING_FILE, lengths)
+    current = known_current(current, costs.script, folder, lengths)
     if current is not None and settings.accumulate is None:
         settings = structs.replace(settings, accumulate=current.settings.accumulate)
     dealing = RankSplit.of(settings, costs)
@@ -302,11 +296,6 @@ def sweep(
     own = own_steps(current, dealing)
     keep = kept(settings, current, own, lengths.count)
     settings = structs.replace(settings, keep=keep)
-    if keep != "nothing" and current is None and settings.min_steps is None:
-        raise UsageError(
-            f"--keep {keep}: the examples and steps of your training are not known",
-            "Say it with --current batch_size=N and --accumulate N, or tune the script itself: -- python train.py.",
-        )
     if keep == "steps" and settings.min_steps is None:
         assert current is not None
         untimed = Pricing(
@@ -332,11 +321,6 @@ def sweep(
         costs = shrunk(costs, share)
         limits = _limits(lengths, max_batch_length, settings, costs)
         pricing = replace(pricing, max_batch_length=max_batch_length)
-    if keep == "same" and own is None:
-        raise UsageError(
-            "--keep same: these settings do not say which examples a step has",
-            "Say it with --current batch_size=N and --accumulate N, or keep their number: --keep steps.",
-        )
     made = _rows(pricing, limits, settings)
     if keep == "same" and own is not None and not packs:
         made = itertools.chain(made, same_step_rows(pricing, limits, settings, own))

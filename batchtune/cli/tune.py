@@ -37,7 +37,7 @@ from batchtune.units import format_length
 if TYPE_CHECKING:
     from batchtune.buckets.current import Current
     from batchtune.lengths import Lengths
-    from batchtune.probe.flow import LargestBatch
+    from batchtune.probe.flow import SizesOf
     from batchtune.probe.nodes import Nodes
     from batchtune.results import AnySweep, Probe, Sweep, SweepSettings
 
@@ -97,9 +97,8 @@ def tune(
     sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes. On a
     GPU, what they asked of its memory is replayed in other orders (thousands of steps that compute nothing), because
     one shape may not fit into the memory that another leaves behind; on CUDA's native allocator pairs of shapes run,
-    too. A batch that fails is ruled
-    out, and this proof starts again with smaller batches. It takes about a third of the
-    probe's time. Batches that could not be proven in time are marked as unproven.
+    too. A batch that fails is ruled out, and this proof starts again with smaller batches. It takes about a third of
+    the probe's time. Batches that could not be proven in time are marked as unproven.
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
     its own DataLoader. Trackers are turned off, and no epoch ends. The script can't overwrite or delete a file of
@@ -116,7 +115,7 @@ def tune(
     verify.json into the run folder. If interrupted, the same command continues where it stopped.
     """
     started = time.monotonic()
-    from batchtune.buckets.micro_batches import examples_kept
+    from batchtune.buckets.micro_batches import known_sizes
     from batchtune.epochs import RankSplit
     from batchtune.epochs.measured_costs import Costs
     from batchtune.epochs.pricing import check_min_steps
@@ -126,6 +125,11 @@ def tune(
     from batchtune.verify.plan import VerifySettings
 
     refuse_to_be_a_rank()
+    if verify_steps is not None and not verify:
+        raise UsageError(
+            "--verify-steps says how many steps --verify runs, which is not given",
+            "Add --verify, or leave it out: the table is proven anyway.",
+        )
     verify_settings = checked(
         VerifySettings,
         {
@@ -161,7 +165,7 @@ def tune(
                 sweep_settings,
                 nodes,
                 note,
-                partial(examples_kept, lengths, sweep_settings, current),
+                partial(known_sizes, lengths, sweep_settings, current, run.run),
                 0.0 if verify else SHARE_OF_THE_PROBE,
             ),
             sweep=partial(
@@ -262,7 +266,7 @@ def _probe(
     sweep_settings: SweepSettings | None,
     nodes: Nodes | None,
     note: Callable[[str], None],
-    most_in_a_batch: LargestBatch | None,
+    sizes_of: SizesOf | None,
     proof_share: float,
     minutes: float | None,
     goes_on: bool = False,
@@ -289,7 +293,7 @@ def _probe(
             run.run,
             force=force,
             sweep_settings=sweep_settings,
-            most_in_a_batch=most_in_a_batch,
+            sizes_of=sizes_of,
             hooks=ProbeHooks(
                 on_progress=bar.probing,
                 on_note=note,

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batchtune.allocators import EXPANDABLE
+from batchtune.buckets.micro_batches import KnownSizes
 from batchtune.epochs.cost_model import fit_packed
 from batchtune.epochs.measured_costs import (
     Frontier,
@@ -80,8 +81,8 @@ class Probing(ABC):
     """One probe at work; `run_device` is the device as it was when the run began, `device` as it is now.
 
     A worker takes `start_seconds` to start. The probe must end at the `deadline` on the monotonic clock.
-    `changed` warns of trials from before a change of the workload's file; tables of `sweep_settings` are what padded
-    batches are measured for.
+    `changed` warns of trials from before a change of the workload's file; `own_size` is the size of the training's own
+    batches; tables of `sweep_settings` are what padded batches are measured for.
     """
 
     lengths: Lengths
@@ -93,6 +94,7 @@ class Probing(ABC):
     hooks: ProbeHooks
     trials: list[Trial]
     changed: list[str]
+    own_size: int | None
     sweep_settings: SweepSettings
     start_seconds: float
     deadline: float
@@ -413,8 +415,8 @@ class Probing(ABC):
 
 # Runs the probe from end to end: search, worker, journal, confirmation, models, `probe.json`.
 
-LargestBatch = Callable[[Device], int | None]
-"""The device → the most examples of a batch in what will be recommended; None: any number."""
+SizesOf = Callable[[Device], KnownSizes]
+"""The device to probe → what is known of padded batch sizes."""
 
 
 def run_probe(
@@ -424,14 +426,14 @@ def run_probe(
     *,
     force: bool = False,
     sweep_settings: SweepSettings | None = None,
-    most_in_a_batch: LargestBatch | None = None,
+    sizes_of: SizesOf | None = None,
     hooks: ProbeHooks | None = None,
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.
 
     One probe at a time holds the run folder; `force` discards its content. Lengths are measured where the tables of
-    `sweep_settings` need them, by default those of 10 to 20 buckets. `most_in_a_batch` returns how many examples a
-    batch has at most in what will be recommended, so that no more are tried; None: any number.
+    `sweep_settings` need them, by default those of 10 to 20 buckets. No more examples are tried than `sizes_of` says
+    that a batch will have; the training's own size is tried first.
 
     Raises ResultError if the folder holds another run or can't be written, WorkloadError if the workload fails for
     another reason than memory, ProbeError if the device can't be used or the data do not fit.
@@ -478,12 +480,13 @@ def run_probe(
                     "again."
                 )
             kind: type[Probing] = _PaddedProbing
+            sizes = KnownSizes()
             if measurer.packed:
                 kind = _PackedProbing
-            elif most_in_a_batch is not None:
-                most = most_in_a_batch(device)
-                if most is not None:
-                    most = min(most, settings.max_batch_size or most)
+            elif sizes_of is not None:
+                sizes = sizes_of(device)
+                if sizes.most is not None:
+                    most = min(sizes.most, settings.max_batch_size or sizes.most)
                     settings = replace(settings, max_batch_size=most)
             probing = kind(
                 lengths=lengths,
@@ -495,6 +498,7 @@ def run_probe(
                 hooks=hooks,
                 trials=trials,
                 changed=changed,
+                own_size=sizes.own,
                 sweep_settings=sweep_settings or SweepSettings(),
                 start_seconds=time.monotonic() - started,
                 deadline=started + 60 * (settings.minutes or math.inf),
@@ -517,6 +521,7 @@ class _PaddedProbing(Probing):
         self.search = FrontierSearch(
             padded, self.settings, self.device.limit_bytes, refine=self.refinement
         )
+        self.search.task.own_size = self.own_size or 0
         self.search.task.expandable = self.device.allocator == EXPANDABLE
 
     def _knows_something(self) -> bool:

@@ -33,6 +33,7 @@ class SearchTask:
 
     Attributes:
         expandable: Whether the device's allocator has expandable segments.
+        own_size: The size of the training's own batches; 0: unknown.
     """
 
     lengths: Lengths
@@ -41,6 +42,7 @@ class SearchTask:
     rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
     steps: list[Trial] = field(default_factory=list)
     expandable: bool = False
+    own_size: int = 0
 
 
 class Knowledge(Outcomes):

@@ -228,7 +228,7 @@ def _by_peaks(known: Knowledge, bracket: Bracket) -> int | None:
     need = fit.need(bracket)
     if need is None or need <= 0:
         if bracket.tried:
-            return _away_from_the_last(bracket)
+            return _own_size(known, bracket) or _away_from_the_last(bracket)
         return as_longer or 1
     if bracket.peaks:
         return _beyond_last_peak(known, bracket, need)
@@ -270,8 +270,13 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     used = peak - (bracket.peaks[0][1] if rest is None else rest)
     # The slope of a batch that uses less is unknown: allocators round, and its peak is mostly constant.
     if used < 0.1 * (room - (peak - used)):
-        return min(size, largest * 8)
+        return max(min(size, largest * 8), _own_size(known, bracket))
     return size
+
+
+def _own_size(known: Knowledge, bracket: Bracket) -> int:
+    """Return the training's own size after a batch of one: a probe that ends early then recommends no less; else 0."""
+    return known.task.own_size if bracket.ran == 1 else 0
 
 
 def _away_from_the_last(bracket: Bracket) -> int | None:

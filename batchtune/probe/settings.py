@@ -38,7 +38,7 @@ from batchtune.run_folder import (
     other_lengths,
     read_trials,
 )
-from batchtune.units import counted
+from batchtune.units import counted, format_size
 
 # Recorded where several ranks are probed, or simulated; and trials hold whatever the largest budget is.
 _RECORDED_IF_GIVEN = ("nproc_per_node", "nnodes", "simulate_world_size", "max_tokens")
@@ -249,6 +249,8 @@ def open_run(
         # Trials hold, however many of them there are; and whatever led to the allocator that they were run with.
         if name in ("max_lengths", "allocator") or before == value:
             continue
+        if name.endswith("_bytes"):
+            before, value = (size and format_size(size) for size in (before, value))
         differences.append(f"{name} = {before}, now {value}")
     if settings.allocator not in ("auto", run.device.allocator or settings.allocator):
         differences.append(

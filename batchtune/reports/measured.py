@@ -87,7 +87,7 @@ def probe_section(run: RunResults) -> Section:
         )
     )
     needs = training_notes(run)
-    headline, *others = _sentences(probe)
+    headline, *others = _sentences(probe, proves=run.main is probe)
     next_steps = []
     if run.main is probe:
         gives = "find the cheapest buckets"
@@ -104,8 +104,8 @@ def probe_section(run: RunResults) -> Section:
     )
 
 
-def _sentences(probe: Probe) -> Iterator[str]:
-    """Say what fits, and how that was confirmed and measured."""
+def _sentences(probe: Probe, *, proves: bool) -> Iterator[str]:
+    """Say what fits, how that was confirmed and measured, and if `proves`, which commands prove tables."""
     unit = probe.lengths.unit
     limit = format_length(probe.max_batch_length, unit)
     device = describe_device(probe.device)
@@ -131,9 +131,10 @@ def _sentences(probe: Probe) -> Iterator[str]:
             outcome = f"{format_number(confirmation.given_up)} did not fit"
         yield (
             f"Batches at the limit then ran interleaved ({counted(confirmation.shapes, 'shape')}, "
-            f"{counted(confirmation.steps, 'step')}, {counted(confirmation.workers, 'worker')}): {outcome}. `batchtune "
-            "tune` or `batchtune verify` proves tables of them in shuffled training."
+            f"{counted(confirmation.steps, 'step')}, {counted(confirmation.workers, 'worker')}): {outcome}."
         )
+        if proves:
+            yield "`batchtune tune` or `batchtune verify` proves tables of them in shuffled training."
     if any(point.target_length is not None for point in probe.frontier):
         yield "Each length was measured with the longest target that occurs at or below it."
     if probe.margin is not None:

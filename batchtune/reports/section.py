@@ -278,7 +278,7 @@ class Times:
         """Say why batches are compared and not times, if so."""
         if self.are_reliable:
             return
-        saved = "the time saved may be much less"
+        saved = "fewer batches may save much less time than they suggest"
         if self.large:
             yield (
                 f"The step times are not reliable ({'; '.join(self.large)}): {saved}. Probe again with --force on a "

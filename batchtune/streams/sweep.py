@@ -152,8 +152,8 @@ def recommend_stream(
     saves = cost(cheapest) < cost(row) * (1 - TOLERANCE)
     if saves and cheapest.known_mates_again > row.known_mates_again:
         reason += (
-            f"; {cheapest.name} takes {shown(cheapest)}, but batch mates meet again in "
-            f"{format_percent(cheapest.known_mates_again)} of cases, not {format_percent(row.known_mates_again)} "
+            f"; {cheapest.name} takes {shown(cheapest)}, but two examples of a batch share one again in the next epoch "
+            f"in {format_percent(cheapest.known_mates_again)} of cases, not {format_percent(row.known_mates_again)} "
             "(--min-randomness)"
         )
     portable = None if speechbrain is None else rows.index(speechbrain)
@@ -263,7 +263,7 @@ def row_cautions(
     usual = 0.0 if map_style is None else map_style.known_mates_again
     if row.known_mates_again > max(_MANY_AGAIN, 1.5 * usual):
         yield (
-            f"batch mates of one epoch are mates again in the next in {format_percent(row.known_mates_again)} of "
+            f"two examples of a batch share one again in the next epoch in {format_percent(row.known_mates_again)} of "
             "cases: larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
     if (

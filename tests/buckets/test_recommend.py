@@ -122,8 +122,8 @@ def test_times_alone_decide_where_all_are_known():
         (
             [row(1000, 12, again=0.05), pools(980, 5000, 0.021)],
             "pools of 5000 examples need 980 batches an epoch, 2.0% less than the best table (optimal with 12 buckets: "
-            "1000 batches an epoch); a fixed batch size of 24 needs 1190 batches; batch mates meet again in 2.1% of "
-            "cases (with the table 5.0%)",
+            "1000 batches an epoch); a fixed batch size of 24 needs 1190 batches; two examples of a batch share one "
+            "again in the next epoch in 2.1% of cases (with the table 5.0%)",
         ),
     ],
 )

@@ -131,6 +131,22 @@ def test_a_second_probe_in_the_same_folder_is_refused(batchtune, manifest, run):
     assert contents(run) == before
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--keep", "same"], "the examples and steps of your training are not known"),
+        (["--strategy", "packed"], "--strategy packed needs a token budget"),
+        (["--verify-steps", 9], "how many steps --verify runs, which is not given"),
+    ],
+)
+def test_what_the_sweep_would_refuse_costs_no_trial(
+    batchtune, manifest, tmp_path, options, why
+):
+    ran = batchtune("tune", manifest, "--device", LAW, *options, code=2)
+    assert why in ran.stderr
+    assert not list(tmp_path.glob("**/trials.jsonl"))
+
+
 def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune, manifest, run):
     before = contents(run)
     too_large = LAW.replace("constant=100MiB", "constant=500MiB")

@@ -135,11 +135,11 @@ def test_a_whole_streams_buffer_is_less_random_than_buckets():
     cheapest = min(found.rows, key=lambda row: row.estimated_epoch_seconds)
     assert cheapest.buffer_size == SPEECH.size and cheapest.mates_again > 0.5
     assert found.recommended_row.mates_again <= most_again_in_buckets(found)
-    assert "batch mates meet again in" in found.reason
+    assert "share one again in the next epoch in" in found.reason
     assert "--min-randomness" in found.reason
     asked = swept(buffer_sizes=(SPEECH.size,), num_buckets=(8, 12), min_randomness=0.01)
     assert asked.recommended_row.mates_again > 0.3
-    assert warns(asked, "batch mates of one epoch are mates again in the next in")
+    assert warns(asked, "two examples of a batch share one again in the next epoch in")
 
 
 def test_the_seed_does_not_change_the_recommendation():
