@@ -734,11 +734,13 @@ def same_step_rows(
     values = pricing.lengths.values
     ranks = own.dealing.world_size
     cutter = StepCutter(values, table, settings.equal_counts, world_size=ranks)
+    cost = None
+    if pricing.step_seconds is not None:
+        cost = batch_seconds(pricing.step_seconds, pricing.targets)
     # That each of many random steps fits into.
     fewest = max(map(cutter.fewest, own.random(values.size, settings.seed)))
     others = []
-    if pricing.step_seconds is not None:
-        cost = batch_seconds(pricing.step_seconds, pricing.targets)
+    if cost is not None:
         others.append(own.cheapest(cutter, fewest, cost, TOLERANCE, pricing.seed))
     for accumulate in own.accumulations(fewest, settings.micro_batches, *others):
         batching = Batching(
