@@ -306,6 +306,7 @@ class Peaks:
         """What batches of tables leave free besides, for what the allocator can't use between its blocks."""
         self.may_leave_more_free = share < _OF_ALL_TABLES
         self.overhead = _overhead(trials, limit_bytes)
+        self._expandable = expandable
         self._first_steps = [
             step for number, step in enumerate(steps) if number in firsts
         ]
@@ -362,8 +363,18 @@ class Peaks:
     @property
     def room_bytes(self) -> float:
         """The memory that a proven batch can use, by the limit."""
+        return self._room_bytes(self.overhead)
+
+    def room_beside(self, shape: BatchShape, peak: float) -> float:
+        """Return the same by what an allocator with expandable segments reserved for this shape, where it is more."""
+        reserved = self._reserved.get(shape)
+        if reserved is None or not self._expandable:
+            return self.room_bytes
+        return self._room_bytes(max(self.overhead, reserved / peak))
+
+    def _room_bytes(self, overhead: float) -> float:
         usable = min(
-            self.limit_bytes / self.overhead, self.limit_bytes - self.unusable_bytes
+            self.limit_bytes / overhead, self.limit_bytes - self.unusable_bytes
         )
         return usable - self.margin.bytes
 
@@ -704,7 +715,7 @@ class MemoryFit:
             return False
         need = self._need_by_model(bracket, self.model)
         measured = bracket.measured_need()
-        room = self.room_bytes - peak
+        room = self.room_at(bracket) - peak
         if measured is not None and abs(measured - need) <= 0.25 * need:
             need = min(measured, need)
         elif self.error * peak > need * step:
@@ -784,6 +795,12 @@ class MemoryFit:
         if len(over_margin) > 1 and self._peaks.overhead > 1:
             return min(*over_margin, self._usable_bytes)
         return self._usable_bytes
+
+    def room_at(self, bracket: Bracket) -> float:
+        """Return the memory that a proven batch can use at one length, by its largest that passed."""
+        size, peak = bracket.peaks[-1]
+        shape = bracket.anchor.shape(size)
+        return min(self.room_bytes, self._peaks.room_beside(shape, peak))
 
     @cached_property
     def _usable_bytes(self) -> float:

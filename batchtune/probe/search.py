@@ -262,7 +262,7 @@ def _beyond_last_peak(known: Knowledge, bracket: Bracket, need: float) -> int:
     """Return the size at which this length's largest peak, and the need of an example, reach the limit."""
     largest, peak = bracket.peaks[-1]
     fit = known.fit
-    room = fit.room_bytes
+    room = fit.room_at(bracket)
     # Half a step below the limit: peaks scatter, and a size that leaves too little is a trial lost.
     more = (room - peak) / need - (bracket.step - 1) / 2
     size = int(min(largest + more, 2.0 * bracket.cap))
