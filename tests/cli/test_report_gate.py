@@ -111,6 +111,7 @@ def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
             ["-o", "report.pdf"],
             "End it in .md, .html, .htm, .json, .txt, or give --format.",
         ),
+        (["--manifest", "new.csv", "--unit", "parsecs"], "unknown --unit 'parsecs'"),
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(

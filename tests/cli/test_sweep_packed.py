@@ -118,6 +118,12 @@ def test_cut_sequences_are_counted(sweep):
         ),
         (
             [10, 12],
+            ("--strategy", "packed"),
+            "--strategy packed needs a token budget",
+            "Add --max-tokens N",
+        ),
+        (
+            [10, 12],
             (*STEPS, "--equal-counts"),
             "is for padded micro-batches",
             "Leave it out",
