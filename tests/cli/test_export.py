@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from exports.stream_runs import made_stream
+from exports.stream_runs import made_stream, write_config
 from msgspec.structs import replace
 from report_records import made_sweep
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
-from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.results import (
     SAMPLER_FILE,
     STREAM_FILE,
@@ -28,8 +27,7 @@ def folder(tmp_path):
 @pytest.fixture
 def run_folder(folder):
     write_result(folder / SWEEP_FILE, made_sweep())
-    config = render_sampler_yaml(sampler_config(made_sweep()))
-    (folder / SAMPLER_FILE).write_text(config, encoding="utf-8")
+    write_config(folder, made_sweep())
     return folder
 
 

@@ -63,14 +63,6 @@ def test_rules_are_taken_from_the_environment(batchtune, succeed, swept):
     succeed("report", swept, "--fail-if", HOLDS, env=env)
 
 
-def test_new_lengths_are_held_to_the_run(batchtune, swept, tmp_path):
-    write_lengths(tmp_path / "new.csv", [1500 * length for length in SECONDS])
-    rules = given(["stale > 2%", "beyond > 0", "changed == true"])
-    reading = ["--length-scale", "1/1000", "--manifest-format", "table", "--unit", "s"]
-    ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *rules, code=3)
-    assert len(re.findall("^Fails:", ran.stderr, re.MULTILINE)) == 3
-
-
 def test_a_quiet_report_prints_nothing_but_itself(batchtune, swept, tmp_path):
     write_lengths(tmp_path / "new.csv", [2 * length for length in SECONDS])
     loud = batchtune("report", swept, "--manifest", "new.csv")

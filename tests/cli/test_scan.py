@@ -1,7 +1,6 @@
 """`batchtune scan` as a process: what it writes, shows and keeps."""
 
 import io
-import json
 import os
 import signal
 import subprocess
@@ -66,18 +65,6 @@ def test_the_lengths_of_shards_are_written_longest_first(succeed, shards, rows, 
     ]
     assert "12 lengths in descending order: 1.2 s to 0.1 s" in ran.stdout
     assert not parts.exists()
-
-
-def test_what_was_written_is_a_manifest_with_unit_and_targets(succeed, shards):
-    succeed("scan", shards, *TEXTS, *WRITE)
-    direct = json.loads(succeed("scan", shards, *TEXTS, "--json").stdout)
-    written = json.loads(succeed("scan", "lengths.parquet", "--json").stdout)
-    assert direct["lengths"].pop("reading") == {"target_key": "txt"}
-    assert written["lengths"].pop("reading") == {}
-    assert written["lengths"] == direct["lengths"]
-    assert written["targets"] == direct["targets"]
-    assert written["targets"] is not None
-    assert written["lengths"]["unit"] == "s"
 
 
 def test_a_broken_shard_is_named_and_only_it_is_read_again(

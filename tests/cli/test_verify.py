@@ -15,8 +15,7 @@ from batchtune.exports.run_configs import render_sampler_yaml
 @pytest.fixture
 def run(verified, tmp_path):
     """A copy of its run folder, in the folder where `batchtune` runs."""
-    shutil.copy(verified / "lengths.csv", tmp_path)
-    shutil.copytree(verified / "batchtune-run", tmp_path / "batchtune-run")
+    shutil.copytree(verified, tmp_path, dirs_exist_ok=True)
     (tmp_path / "batchtune-run" / "verify.json").unlink()
     return tmp_path / "batchtune-run"
 

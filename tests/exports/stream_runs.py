@@ -18,6 +18,7 @@ from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS
 from ruamel.yaml import YAML
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
+from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 from batchtune.results import ShardAdvice, StreamSettings
 
 # Exports of a stream; the others are of a bucket table.
@@ -138,6 +139,14 @@ def rendered(name, sweep, **fields):
 def rendered_stream(name, stream, **fields):
     """A framework's config of a run with a sweep of a stream."""
     return export_of(name).render(Tuned(stream=stream, **fields))
+
+
+def write_config(folder, sweep):
+    """Write the `sampler.yaml` of a sweep, and return where it is."""
+    path = folder / "sampler.yaml"
+    config = render_sampler_yaml(sampler_config(sweep))
+    path.write_text(config, encoding="utf-8")
+    return str(path)
 
 
 def prose(text):

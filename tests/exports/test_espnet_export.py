@@ -65,12 +65,6 @@ def test_no_batch_exceeds_max_batch_length(lengths, times, share, scale, cap):
         assert max(-(-size // 3) * length for size, length in batches) <= limit
 
 
-def test_batch_bins_is_the_largest_where_every_length_is_known():
-    # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
-    # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10.
-    assert batch_bins(ten_or_twelve("tokens")) == 49
-
-
 def test_what_exceeds_the_limit_by_itself_is_named():
     text = rendered("espnet", swept([1.0, 2.0, 40.0], 20))
     assert "The longest example, 40 s, exceeds it by itself" in text
@@ -88,6 +82,8 @@ def test_what_exceeds_the_limit_by_itself_is_named():
 )
 def test_the_unit_decides_the_batch_type_and_the_scale(unit, batch_type, scale):
     text = rendered("espnet", ten_or_twelve(unit))
+    # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
+    # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10.
     bins = 50 * scale - 1
     assert content("espnet", text) == {"batch_type": batch_type, "batch_bins": bins}
     assert "ends a batch only after the example" in text

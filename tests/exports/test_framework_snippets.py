@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from buckets.speech import swept
-from exports.stream_runs import executed, rendered
+from exports.stream_runs import executed, rendered, write_config
 
 from batchtune import sampler_from_config
-from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -54,9 +53,7 @@ def made(request, lengths):
 
 @pytest.fixture(scope="module")
 def config(made, tmp_path_factory):
-    path = tmp_path_factory.mktemp("run") / "sampler.yaml"
-    path.write_text(render_sampler_yaml(sampler_config(made)), encoding="utf-8")
-    return str(path)
+    return write_config(tmp_path_factory.mktemp("run"), made)
 
 
 @pytest.fixture

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from buckets import speech
 from exports import stream_runs
-from exports.stream_runs import TABLES, cuts_of, executed, prose, stream_of
+from exports.stream_runs import (
+    TABLES,
+    cuts_of,
+    executed,
+    prose,
+    stream_of,
+    write_config,
+)
 from msgspec.structs import replace
 from real_speechbrain import load_speechbrain
 from report_records import made_sweep
@@ -16,12 +23,7 @@ from ruamel.yaml import YAML
 
 from batchtune import BucketBatchSampler, BucketedStream
 from batchtune.exports import FRAMEWORKS
-from batchtune.exports.run_configs import (
-    render_sampler_yaml,
-    render_stream_yaml,
-    sampler_config,
-    stream_config,
-)
+from batchtune.exports.run_configs import render_stream_yaml, stream_config
 from batchtune.lengths import Lengths
 from batchtune.results import ReadingRecord, SweepSettings
 
@@ -116,9 +118,7 @@ def test_fairseq_gets_its_own_options():
 
 @pytest.mark.parametrize("name", ["pytorch", "accelerate", "lightning", "transformers"])
 def test_the_snippets_of_our_sampler_have_a_function_for_it(name, tmp_path):
-    config = tmp_path / "sampler.yaml"
-    config.write_text(render_sampler_yaml(sampler_config(swept())), encoding="utf-8")
-    text = rendered(name, config=str(config))
+    text = rendered(name, config=write_config(tmp_path, swept()))
     compile(text, name, "exec")
     assert "def within_limits(dataset, lengths):" in text
     if name != "pytorch":  # the others need their framework, for the same function
@@ -141,8 +141,7 @@ def truncated():
 
 
 def test_our_samplers_count_longer_examples_as_truncated(tmp_path):
-    table = tmp_path / "sampler.yaml"
-    table.write_text(render_sampler_yaml(sampler_config(truncated())), encoding="utf-8")
+    table = write_config(tmp_path, truncated())
     stream = tmp_path / "stream.yaml"
     config = stream_config(stream_of(truncated()))
     stream.write_text(render_stream_yaml(config), encoding="utf-8")

@@ -54,12 +54,6 @@ def test_the_least_buffer_is_enough(librispeech, swept):
     assert len(found) == np.sum(-(-counts // np.array(row.batch_sizes)))
 
 
-def test_milliseconds_become_seconds():
-    pytest.importorskip("lhotse")
-    names = snippet(made_sweep(unit="ms"))
-    assert names["BOUNDARIES"][-1] == pytest.approx(0.024525)
-
-
 def test_a_table_that_ends_before_the_longest_example_is_refused():
     lengths = replace(made_sweep().lengths, max=24.6)
     said = r"ends at 24\.52, before the longest example of 24\.6"

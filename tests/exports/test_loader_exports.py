@@ -14,6 +14,7 @@ from loader_records import (
 )
 from msgspec.structs import replace
 from report_records import made_sweep
+from reports.changed import with_row
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
@@ -31,13 +32,8 @@ IN_PYTHON = [
 
 def recommending(arguments, **changes):
     """A loader that recommends these arguments."""
-    made = made_loader()
-    rows = [*made.rows]
-    workers = arguments.get("num_workers")
-    rows[5] = replace(
-        rows[5], arguments=arguments, workers=workers if isinstance(workers, int) else 0
-    )
-    return replace(made, rows=rows, **changes)
+    row = {"arguments": arguments, "workers": arguments["num_workers"]}
+    return replace(with_row(made_loader(), **row), **changes)
 
 
 ALL = recommending({"num_workers": 6, **BESIDE, **OTHERS})

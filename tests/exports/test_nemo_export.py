@@ -25,6 +25,7 @@ from exports.stream_runs import (
 from manifests.samples import shard, wav
 from msgspec.structs import replace
 from report_records import made_sweep, proven_sweep
+from reports.changed import with_row
 
 from batchtune.results import StreamSettings, TwoDimensionalRow
 
@@ -172,8 +173,7 @@ def test_the_fragment_has_the_table_and_disables_other_limits():
 
 
 def test_the_buffer_is_never_too_small_for_the_batch_sizes():
-    row = replace(made_sweep().recommended_row, batch_sizes=[2000] * 13)
-    settings = settings_of(replace(made_sweep(), rows=[row], recommended=0))
+    settings = settings_of(with_row(made_sweep(), batch_sizes=[2000] * 13))
     assert settings["bucket_buffer_size"] == 13 * 1999 + 1
 
 

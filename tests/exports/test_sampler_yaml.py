@@ -158,12 +158,6 @@ def test_what_is_no_sampler_file_is_refused_without_a_traceback(tmp_path, text):
         read_sampler_yaml(written(tmp_path, text))
 
 
-def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path):
-    with pytest.raises(ResultError, match="does not exist") as caught:
-        read_sampler_yaml(tmp_path / "sampler.yaml")
-    assert "`batchtune tune` writes it" in str(caught.value.hint)
-
-
 def test_a_bomb_of_aliases_is_no_work(tmp_path):
     text = "a0: &a0 [lol]\n"
     for n in range(1, 24):

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from buckets.speech import swept
-from exports.stream_runs import rendered
+from exports.stream_runs import rendered, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,7 +15,6 @@ from real_speechbrain import load_speechbrain
 
 from batchtune import sampler_from_config
 from batchtune.exports import flow_list, number
-from batchtune.exports.run_configs import render_sampler_yaml, sampler_config
 
 
 def loaded(text):
@@ -57,9 +56,8 @@ def test_speechbrains_loader_runs_the_pools(tmp_path):
     result = swept(POOLED, 60, strategies=("optimal", "pooled"), pool_sizes=(100,))
     pools = [row.pool_size for row in result.rows].index(100)
     pooled = replace(result, recommended=pools, recommended_table=0)
-    config = tmp_path / "sampler.yaml"
-    config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
-    text = rendered("speechbrain", pooled, config=str(config))
+    config = write_config(tmp_path, pooled)
+    text = rendered("speechbrain", pooled, config=config)
     block = loaded(text)["dynamic_batch_sampler"]
     assert list(block["bucket_boundaries"]) == result.rows[0].boundaries
     examples = {

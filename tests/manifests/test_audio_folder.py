@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 from samples import wav
 
@@ -20,14 +19,6 @@ def test_each_audio_file_is_an_example(read):
     assert (lengths.unit, lengths.left_out) == ("s", {})
     samples = read({}, length_key="num_samples")
     assert samples.values.tolist() == [24_000, 16_000, 8000]
-
-
-def test_formats_and_rates_may_be_mixed(read, tmp_path):
-    soundfile = pytest.importorskip("soundfile")
-    rates = {"a.flac": 8000, "b.ogg": 16_000, "c.wav": 44_100, "d.mp3": 22_050}
-    for name, rate in rates.items():
-        soundfile.write(tmp_path / name, np.zeros(2 * rate), rate)
-    assert read({}).values.tolist() == [2.0] * 4
 
 
 def test_estimated_lengths_are_counted_in_a_note(read):

@@ -61,8 +61,16 @@ def test_a_note_says_how_chats_are_counted(read):
     assert said in read(LINES).notes[0]
 
 
+NAMED = [
+    {"name": "tool_use", "template": "one"},
+    {"name": "default", "template": TEMPLATE},
+]
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, NAMED], ids=["one", "the default"])
 @pytest.mark.parametrize("content", [LINES, parquet(CHATS)], ids=["lines", "Parquet"])
-def test_a_chat_template_counts_as_in_training(read, tokenizer, content):
+def test_a_chat_template_counts_as_in_training(read, tokenizer, content, template):
+    write_config(tokenizer, chat_template=template)
     found = read(content, tokenizer=str(tokenizer))
     assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
     assert found.unit == "tokens"
@@ -75,14 +83,6 @@ def test_a_template_may_lie_in_a_file_of_its_own(read, tokenizer):
     found = read(LINES, tokenizer=str(tokenizer / "tokenizer.json"))
     assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
     assert "chat_template.jinja" in found.notes[0]
-
-
-def test_of_several_templates_the_default_one_is_taken(read, tokenizer):
-    default = {"name": "default", "template": TEMPLATE}
-    templates = [{"name": "tool_use", "template": "one"}, default]
-    write_config(tokenizer, chat_template=templates)
-    found = read(LINES, tokenizer=str(tokenizer))
-    assert found.values.tolist() == by_transformers(tokenizer, AS_CHATS)
 
 
 def test_without_a_template_the_tokens_of_contents_are_counted(read, tokenizer):
@@ -105,18 +105,10 @@ def test_what_is_no_chat_is_named(refusal, messages, said):
     assert "line 3: 'messages' " in error.message and said in error.message
 
 
-def test_what_a_template_refuses_is_named(refusal, tokenizer):
-    write_config(
-        tokenizer, chat_template="{{ raise_exception('roles must alternate') }}"
-    )
-    message = refusal(LINES, tokenizer=str(tokenizer)).message
-    assert "line 1: 'messages' can't be read" in message
-    assert "refused by the chat template" in message
-
-
 @pytest.mark.parametrize(
     "template",
     [
+        "{{ raise_exception('roles must alternate') }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() | length }}",
         "{{ dict.__globals__.keys() }}",
         "{{ raise_exception.__globals__.keys() }}",
@@ -125,9 +117,10 @@ def test_what_a_template_refuses_is_named(refusal, tokenizer):
         "{{ messages.append(1) }}",
     ],
 )
-def test_a_template_can_not_leave_its_sandbox(refusal, tokenizer, template):
+def test_what_a_template_refuses_or_may_not_do_is_named(refusal, tokenizer, template):
     write_config(tokenizer, chat_template=template)
     message = refusal(LINES, tokenizer=str(tokenizer)).message
+    assert "line 1: 'messages' can't be read" in message
     assert "refused by the chat template" in message
 
 

@@ -33,7 +33,8 @@ def test_the_order_of_the_data_set_is_put_back(sources):
         assert found.values.tolist() == LENGTHS
         assert found.targets.tolist() == [10 * length for length in LENGTHS]
     rows = [(number, x, 10.0 * x) for number, x in enumerate(LENGTHS)]
-    assert list(load_lengths(table).rows) == rows
+    lengths = load_lengths(table)
+    assert (list(lengths.rows), lengths.unit) == (rows, "s")
 
 
 def test_scanned_tables_can_be_scanned_again(sources):

@@ -79,10 +79,9 @@ def browser():
 
 @dataclass(slots=True)
 class Opened:
-    """A report in the browser, and all that it asked for and complained of."""
+    """A report in the browser, and all that it complained of."""
 
     page: Any
-    requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def count(self, selector):
@@ -101,7 +100,6 @@ def opened(browser, tmp_path_factory):
         context = browser.new_context(viewport=viewport, **settings)
         report = Opened(context.new_page())
         complain = report.complaints.append
-        report.page.on("request", lambda request: report.requests.append(request.url))
         report.page.on("console", lambda message: complain(message.text))
         report.page.on("pageerror", lambda error: complain(str(error)))
         report.page.on("dialog", lambda dialog: complain(dialog.message))
@@ -137,11 +135,6 @@ def test_every_trace_and_point_of_every_chart_is_drawn(light):
             drawn = f"#plot-{figure.name} {layer}"
             assert light.count(f"{drawn} .trace") == len(traces), figure.name
             assert light.count(f"{drawn} .point") == points, figure.name
-
-
-def test_the_page_loads_nothing_and_complains_of_nothing(light):
-    assert [url.rsplit("/", 1)[1] for url in light.requests] == ["report.html"]
-    assert light.complaints == []
 
 
 def test_strings_of_html_and_script_are_shown_as_text(light):

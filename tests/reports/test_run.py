@@ -123,19 +123,16 @@ DAMAGED = [
         replace(made_loader(), recommended=10),
         "recommended is 10, whose outcome is shared_memory",
     ),
+    (
+        replace(made_verification(), bucket_batch_sizes=[1]),
+        "it has 13 boundaries and 1 batch sizes",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("damaged", "said"), DAMAGED)
 def test_what_can_not_be_is_damage_and_named(tmp_path, damaged, said):
     name = name_of(damaged)
-    why = rf"{name}\.json is edited or damaged: .*{said}.*\n.*again"
+    why = rf"{name}\.json is edited or damaged: .*{said}.*\n.*(again|verify`)"
     with pytest.raises(ResultError, match=why):
-        load_run(write_run(tmp_path, **{name: damaged}))
-
-
-def test_a_damaged_verification_is_named(tmp_path):
-    damaged = replace(made_verification(), bucket_batch_sizes=[1])
-    why = r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes\nRemove it.*verify`"
-    with pytest.raises(ResultError, match=why):
-        load_run(write_run(tmp_path, sweep=made_sweep(), verify=damaged))
+        load_run(write_run(tmp_path, **{"sweep": made_sweep(), name: damaged}))

@@ -98,6 +98,16 @@ def test_after_a_script_was_killed_it_starts_anew():
     assert (before.worker, failed.worker, after.worker) == (1, 1, 2)
 
 
+def refusal(program, message):
+    """The error with this message that the start of a Python program must end with."""
+    with (
+        supervise(sys.executable, "-c", program) as supervisor,
+        pytest.raises(WorkloadError, match=message) as raised,
+    ):
+        supervisor.start()
+    return raised.value
+
+
 @pytest.mark.slow
 def test_a_script_without_a_loader_ends_after_a_few_steps():
     program = (
@@ -106,21 +116,11 @@ def test_a_script_without_a_loader_ends_after_a_few_steps():
         "while True: optimizer.step()"
     )
     message = "-c iterated over no torch DataLoader in its first 24 optimizer steps"
-    with (
-        supervise(sys.executable, "-c", program) as supervisor,
-        pytest.raises(WorkloadError, match=message) as raised,
-    ):
-        supervisor.start()
-    assert "--workload" in (raised.value.hint or "")
+    assert "--workload" in refusal(program, message).hint
 
 
 @pytest.mark.process
 def test_a_script_that_ends_before_it_trains_says_why():
     program = "input('Go on? ')"  # it gets none
     message = "a script ended with exit code 1 before it trained"
-    with (
-        supervise(sys.executable, "-c", program) as supervisor,
-        pytest.raises(WorkloadError, match=message) as raised,
-    ):
-        supervisor.start()
-    assert "EOFError" in (raised.value.traceback or "")
+    assert "EOFError" in refusal(program, message).traceback

@@ -7,12 +7,11 @@ import pytest
 import torch
 from made_data import padded
 from scripts.made_training import MadeScript
+from scripts.test_drawing import drawn_by
 from torch import nn
 from torch.utils.data import DataLoader
 
-from batchtune.lengths import RowLength
 from batchtune.results.shared import SAME_GRADIENT
-from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.gradients import Step, beyond, difference, step_gradient
 
 ACCUMULATION = 4
@@ -98,9 +97,7 @@ def measured(patch, kind, *, ahead=0, closure=False):
     collate = pack if kind.startswith("packed") else padded
     loader = DataLoader(data, 4, collate_fn=collate)
     loop = MadeScript(patch, train, loader).measured()
-    drawn = Drawn(data, collate)
-    rows = [RowLength(row, length, None) for row, length in enumerate(LENGTHS)]
-    assert drawn.follows(rows, 1.0, {})
+    drawn = drawn_by(data, collate, LENGTHS)
     held_ahead = ACCUMULATION + ahead - 1
     loop.train(lambda: collate(data[:4]), ACCUMULATION)
     before = [parameter.clone() for parameter in model.parameters()]

@@ -77,6 +77,12 @@ def measured(data, collate, seconds=60.0):
     return table.drop_columns("row")
 
 
+def read_again(table, folder):
+    path = folder / "lengths.parquet"
+    pyarrow.parquet.write_table(table, path)
+    return load_lengths(str(path), ReadOptions())
+
+
 def test_targets_that_are_longer_than_inputs_are_targets():
     """Of an encoder-decoder on a Hugging Face data set."""
     datasets = pytest.importorskip("datasets")
@@ -102,9 +108,7 @@ def test_targets_that_are_longer_than_inputs_are_targets():
 
 def test_examples_are_measured_if_the_data_set_holds_no_numbers(tmp_path):
     lengths = [3 + 37 * number % 331 for number in range(300)]
-    path = tmp_path / "lengths.parquet"
-    pyarrow.parquet.write_table(measured([[5] * n for n in lengths], padded), path)
-    read = load_lengths(str(path), ReadOptions())
+    read = read_again(measured([[5] * n for n in lengths], padded), tmp_path)
     assert read.values.tolist() == sorted(lengths, reverse=True)
     assert read.unit == "tokens"
 
@@ -117,11 +121,8 @@ def test_the_column_is_used_that_the_examples_follow(tmp_path):
         {"duration": str(0.5 + 7 * n % 83 / 10), "num_tokens": 5 + n % 7}
         for n in range(300)
     ]
-    path = tmp_path / "lengths.parquet"
-    pyarrow.parquet.write_table(
-        measured(Examples(300, example, rows=rows), padded), path
-    )
-    read = load_lengths(str(path), ReadOptions())
+    table = measured(Examples(300, example, rows=rows), padded)
+    read = read_again(table, tmp_path)
     assert read.unit == "s" and read.longest == 8.7
 
 

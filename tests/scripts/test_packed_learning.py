@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from made_data import column, packed, padded
+from scripts.test_drawing import drawn_by
 
-from batchtune.lengths import RowLength
 from batchtune.results import BatchShape
 from batchtune.scripts.drawing import Drawn
 from batchtune.scripts.learning import AxisShape, Learned, Unclear
@@ -95,11 +95,7 @@ def same(left, right):
 def drawn_of(collate, data=None):
     """What draws by the lengths of its examples: of 5 to 199 tokens, if no others are given."""
     data = data or examples(count=200)
-    drawn = Drawn(data, collate)
-    lengths = [float(len(row["input_ids"])) for row in data]
-    rows = list(map(RowLength, range(len(data)), lengths, [None] * len(data)))
-    assert drawn.follows(rows, 1.0, {})
-    return drawn
+    return drawn_by(data, collate, [len(row["input_ids"]) for row in data])
 
 
 @pytest.mark.parametrize("packs", [*FLATTENING, packed, shifted, to_multiple_of_64])

@@ -64,14 +64,6 @@ def test_skipped_optimizer_steps_do_not_look_like_looking_ahead(loop, path):
     assert lengths_in(path) == trainer.steps
 
 
-def test_steps_after_the_first_have_a_time_and_a_peak(path):
-    with Recorder(path.parent) as recorder:
-        made_loops.plain(Trainer(), Watched(batches(5), recorder), 1)
-    first, *others = steps_in(path)
-    assert (first.seconds, first.peak_bytes) == (None, None)
-    assert all(step.seconds and step.peak_bytes for step in others)
-
-
 def test_an_oom_is_recorded_with_the_batch_that_failed(path):
     trainer = Trainer()
     with pytest.raises(torch.OutOfMemoryError), Recorder(path.parent) as recorder:
