@@ -185,7 +185,7 @@ class Replay(Message, frozen=True):
     """Asks to replay the recorded steps of a process, in one without a workload (`Replayed`).
 
     Attributes:
-        seconds: How long processes of many steps may take.
+        seconds: How long more processes than the fewest may be begun.
         most_seconds: How long all may take.
     """
 

@@ -193,6 +193,11 @@ class _Plan:
             return Costs()
         return costs_of(self.probe)
 
+    @property
+    def shorter_batches(self) -> list[PlannedBatch]:
+        """Of each worst batch's size, a real one whose longest example is shorter."""
+        return []
+
     def _with_others_after(
         self, firsts: Sequence[PlannedBatch], among: Sequence[PlannedBatch]
     ) -> Iterator[list[PlannedBatch]]:
@@ -281,7 +286,7 @@ class VerifyPlan(_Plan):
         batches that are shorter than the worst of their bucket.
         """
         worst = self.worst_batches
-        shorter = self._shorter_batches
+        shorter = self.shorter_batches
         sequences = [list(pair) for pair in itertools.permutations(worst, 2)]
         firsts = shorter
         if not self._fits_the_time(sequences):
@@ -289,8 +294,8 @@ class VerifyPlan(_Plan):
             firsts = [*worst, *shorter]
         return [*sequences, *self._with_others_after(firsts, [*worst, *shorter])]
 
-    @property
-    def _shorter_batches(self) -> list[PlannedBatch]:
+    @cached_property
+    def shorter_batches(self) -> list[PlannedBatch]:
         """The shortest batch of each worst one's size that the first epoch has, where it is shorter."""
         longest = {batch.shape.batch_size: batch for batch in self.worst_batches}
         shortest = dict(longest)

@@ -116,7 +116,7 @@ def test_replayed_steps_take_what_real_ones_take(
     settings = {"PYTORCH_ALLOC_CONF": f"expandable_segments:{conf}"}
     path = str(tmp_path / "steps.json")
     real = emulated_cuda.figures(RECORDED, training, unrecorded, path, **settings)
-    replayed, after, begins, processes, short = emulated_cuda.figures(
+    replayed, after, begins, processes, steps = emulated_cuda.figures(
         REPLAYED, path, **settings
     )
     if training != "plain":  # a block is free once the GPU has reached an event
@@ -124,8 +124,8 @@ def test_replayed_steps_take_what_real_ones_take(
         replayed = [reserved for _, reserved in replayed]
     assert real == replayed
     assert after == 0 and begins
-    # However long it takes, each step that can begins a process of ten.
-    assert (processes, short) == (4, 40)
+    # However long it takes, each step that can begins a process of ten steps, and two of a hundred.
+    assert (processes, steps) == (12, 840)
 
 
 FAILED = """

@@ -157,8 +157,10 @@ def test_each_bucket_is_proven_and_replayed_with_less_memory():
     assert (failure.phase, failure.step, failure.outcome) == ("replayed", 150, "oom")
     assert failure.shape == stepper.shapes[1]
     assert (found.replayed_steps, found.replayed_processes) == (150, 2)
-    for half in (stepper.shapes[:3], stepper.shapes[3:6]):
-        assert {shape.batch_size for shape in half} == {180, 75, 30}
+    worst = set(stepper.shapes[:3])
+    assert {shape.batch_size for shape in worst} == {180, 75, 30}
+    # Again, and with shorter ones: shapes that repeat fit where real batches do not.
+    assert worst < set(stepper.shapes[3:7])
     assert len(asked[0].steps) == found.steps
     assert asked[0].limit_bytes == LIMIT_BYTES - int(0.01 * LIMIT_BYTES)
     assert "as shuffled batches were replayed" in proof_of(found).reason
