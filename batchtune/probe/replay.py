@@ -22,8 +22,8 @@ from batchtune.probe.requests import OF_A_STREAM, RecordedStep, Replay, Replayed
 # each of the steps begins a short process, however long they all take.
 _FEW_STEPS = 10
 # Others do so after hundreds: with expandable segments one of transformer-lm base in fp32 did in 1 of 5 epochs, at step
-# 394. 232 replayed processes of 24 steps did not show it, and the 15th of 100 did. Of one of conformer-ctc base in bf16,
-# which ran out of memory in 4 of 5 epochs, 9 of 79 such processes showed it.
+# 394. 232 replayed processes of 24 steps did not show it, and the 15th of 100 did. Another, of conformer-ctc base in
+# bf16, did in 4 of 5 epochs: 9 of 79 processes of 100 steps showed it.
 _MANY_STEPS = 100
 _FEWEST_LONG = 40
 _LONG_PROCESSES = 2  # of each step
