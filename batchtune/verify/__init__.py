@@ -267,15 +267,17 @@ class _Runner:
     def _largest_of_each_bucket(self) -> list[PlannedBatch]:
         """Return what a brief plan runs first on a GPU: some buckets have one batch in an epoch.
 
-        In random order, and twice: a shape that passes once may run out of memory in its second step. The second time
-        shorter ones are among them: where shapes repeat, the allocator's blocks fit, but real batches differ.
+        In random order, and then slightly shorter ones: where shapes repeat, blocks fit, but those of others may not.
         """
         if not self.plan.settings.brief or self.device.kind != "cuda":
             return []
         chosen = random.Random(self.plan.seed)
         worst = self.plan.worst_batches
-        again = [*worst, *self.plan.shorter_batches]
-        batches = [*chosen.sample(worst, len(worst)), *chosen.sample(again, len(again))]
+        shorter = self.plan.slightly_shorter
+        batches = [
+            *chosen.sample(worst, len(worst)),
+            *chosen.sample(shorter, len(shorter)),
+        ]
         return batches[: _MOST_RECORDED - FEWEST_STEPS]
 
     def _replay(self) -> None:

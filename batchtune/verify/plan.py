@@ -193,11 +193,6 @@ class _Plan:
             return Costs()
         return costs_of(self.probe)
 
-    @property
-    def shorter_batches(self) -> list[PlannedBatch]:
-        """Of each worst batch's size, a real one whose longest example is shorter."""
-        return []
-
     def _with_others_after(
         self, firsts: Sequence[PlannedBatch], among: Sequence[PlannedBatch]
     ) -> Iterator[list[PlannedBatch]]:
@@ -286,7 +281,7 @@ class VerifyPlan(_Plan):
         batches that are shorter than the worst of their bucket.
         """
         worst = self.worst_batches
-        shorter = self.shorter_batches
+        shorter = self._shorter_batches
         sequences = [list(pair) for pair in itertools.permutations(worst, 2)]
         firsts = shorter
         if not self._fits_the_time(sequences):
@@ -294,8 +289,22 @@ class VerifyPlan(_Plan):
             firsts = [*worst, *shorter]
         return [*sequences, *self._with_others_after(firsts, [*worst, *shorter])]
 
-    @cached_property
-    def shorter_batches(self) -> list[PlannedBatch]:
+    @property
+    def slightly_shorter(self) -> list[PlannedBatch]:
+        """The worst batches with another length: one of the data in the longer half of their bucket, at random."""
+        chosen = random.Random(self.seed)
+        lengths = self.padded.histogram.lengths
+        shorter = []
+        for batch in self.worst_batches:
+            longest = batch.shape.length
+            (lower,) = self.table.lower_edges(np.array([longest])).tolist()
+            is_near = (lengths > (lower + longest) / 2) & (lengths < longest)
+            length = chosen.choice(lengths[is_near].tolist() or [longest])
+            shorter.append(batch._replace(shape=replace(batch.shape, length=length)))
+        return shorter
+
+    @property
+    def _shorter_batches(self) -> list[PlannedBatch]:
         """The shortest batch of each worst one's size that the first epoch has, where it is shorter."""
         longest = {batch.shape.batch_size: batch for batch in self.worst_batches}
         shortest = dict(longest)
@@ -736,6 +745,11 @@ class PackedPlan(_Plan):
         tokens = min(self.config.max_tokens, compositions.all_tokens)
         shapes = [compositions.shape(name, tokens) for name in COMPOSITIONS]
         return [PlannedBatch(shape, 0) for shape in dict.fromkeys(shapes)]
+
+    @property
+    def slightly_shorter(self) -> list[PlannedBatch]:
+        """The worst batches again: a packed one is as long as its budget."""
+        return self.worst_batches
 
     @property
     def sequences(self) -> list[list[PlannedBatch]]:

@@ -157,10 +157,13 @@ def test_each_bucket_is_proven_and_replayed_with_less_memory():
     assert (failure.phase, failure.step, failure.outcome) == ("replayed", 150, "oom")
     assert failure.shape == stepper.shapes[1]
     assert (found.replayed_steps, found.replayed_processes) == (150, 2)
-    worst = set(stepper.shapes[:3])
-    assert {shape.batch_size for shape in worst} == {180, 75, 30}
-    # Again, and with shorter ones: shapes that repeat fit where real batches do not.
-    assert worst < set(stepper.shapes[3:7])
+    longest, shorter = (
+        {shape.batch_size: shape.length for shape in ran}
+        for ran in (stepper.shapes[:3], stepper.shapes[3:6])
+    )
+    assert longest.keys() == shorter.keys() == {180, 75, 30}
+    # Shapes that repeat fit where those of other batches do not.
+    assert all(longest[size] > shorter[size] for size in longest)
     assert len(asked[0].steps) == found.steps
     assert asked[0].limit_bytes == LIMIT_BYTES - int(0.01 * LIMIT_BYTES)
     assert "as shuffled batches were replayed" in proof_of(found).reason
