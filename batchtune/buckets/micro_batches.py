@@ -677,10 +677,13 @@ def _by_default(
 
 
 class KnownSizes(NamedTuple):
-    """The most examples of a batch in what will be recommended, and those of the training's own; None: unknown."""
+    """The most examples of a batch in what will be recommended (None: any number), and those of the training's own.
+
+    An `own` of 0 is unknown.
+    """
 
     most: int | None = None
-    own: int | None = None
+    own: int = 0
 
 
 def known_sizes(

@@ -94,7 +94,7 @@ class Probing(ABC):
     hooks: ProbeHooks
     trials: list[Trial]
     changed: list[str]
-    own_size: int | None
+    own_size: int
     sweep_settings: SweepSettings
     start_seconds: float
     deadline: float
@@ -521,7 +521,7 @@ class _PaddedProbing(Probing):
         self.search = FrontierSearch(
             padded, self.settings, self.device.limit_bytes, refine=self.refinement
         )
-        self.search.task.own_size = self.own_size or 0
+        self.search.task.own_size = self.own_size
         self.search.task.expandable = self.device.allocator == EXPANDABLE
 
     def _knows_something(self) -> bool:

@@ -210,9 +210,8 @@ class Supervisor(Measurer):
             nursery.start_worker()
             ending.callback(nursery.end_worker)
             try:
-                return nursery.ask(
-                    request, (Replayed,), self._settings.setup_timeout_seconds
-                )
+                timeout = self._settings.setup_timeout_seconds + request.most_seconds
+                return nursery.ask(request, (Replayed,), timeout)
             except WorkerLost as lost:
                 problem = f"the worker process {lost} {tail(lost.output, lines=1)}"
                 self._note(f"The steps could not be replayed: {problem.rstrip()}.")
