@@ -314,6 +314,10 @@ class WorkerBar:
 
     def verifying(self, verifying: VerifyProgress) -> None:
         """Show the progress of a verification."""
+        if verifying.phase == "replayed":
+            steps = counted(verifying.total, "step")
+            self._show(verifying, f"Replaying what {steps} asked of memory, among them")
+            return
         doing = f"{verifying.phase.replace('pairs', 'paired').capitalize()} batches"
         if verifying.process > 1:
             doing += f" in process {verifying.process}"

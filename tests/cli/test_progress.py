@@ -65,7 +65,10 @@ def test_confirmation_and_proof_name_n_of_m():
         assert shown.bar.doing == "Confirming interleaved batches, 5 of 17: 12 × 24.5 s"
         step = {"shape": SHAPE, "done": 4, "total": 17, "device": DEVICE}
         shown.verifying(VerifyProgress(phase="shuffled", process=2, **step))
-    assert shown.bar.doing == "Shuffled batches in process 2, 5 of 17: 12 × 24.5 s"
+        assert shown.bar.doing == "Shuffled batches in process 2, 5 of 17: 12 × 24.5 s"
+        shown.verifying(VerifyProgress(phase="replayed", **step))
+    replaying = "Replaying what 17 steps asked of memory, among them 12 × 24.5 s"
+    assert shown.bar.doing == replaying
 
 
 def test_what_the_user_set_and_what_changes_is_explained(capsys):
