@@ -325,8 +325,6 @@ class Probing(ABC):
     def _with_proof(self, seconds: float) -> float:
         """Return how long the caller still takes if the probe takes so many seconds, or ends at its deadline."""
         seconds = min(seconds, self.deadline - time.monotonic())
-        if self.measurer.packed:  # which is not proven
-            return seconds
         spent = sum(trial.elapsed_seconds for trial in self.trials)
         return seconds + self.hooks.proof_share * (spent + seconds)
 
