@@ -101,7 +101,7 @@ def parse_yaml(text: str, name: str, again: str | None = None) -> Node:
         ) from error
     if root is None:
         raise ResultError(
-            f"{name} is empty", again or "Give the configuration of a training."
+            f"{name} is empty", again or "Give the configuration of your training."
         )
     return root
 

@@ -294,7 +294,7 @@ class Lengths:
         return Lengths(Runs(runs.values[chosen], targets, counts[chosen]), self.unit)
 
     def evenly(self, most: int) -> Lengths:
-        """Return at most so many examples, evenly taken in order of length: the middle one of as many neighbours."""
+        """Return at most this many examples, evenly spaced in order of length, each the middle of its neighbours."""
         if most >= self.count:
             return self
         return self.sample((2 * np.arange(most) + 1) * self.count // (2 * most))

@@ -1,4 +1,4 @@
-"""The base of all records, their number types, and those that a training reads: `sampler.yaml`, `stream.yaml`."""
+"""The base of all records, their number types, and the records that training reads: `sampler.yaml`, `stream.yaml`."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ class SamplerConfig(ConfigFile):
 
 
 class PackedConfig(ConfigFile):
-    """The content of the `sampler.yaml` of a training that packs, in its order.
+    """The content of the `sampler.yaml` of training that packs, in its order.
 
     Attributes:
         unit: Of the lengths; None if unknown.

@@ -103,7 +103,7 @@ def write_result(
     inputs: Sequence[str | Path] = (),
     quiet: bool = False,
 ) -> None:
-    """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`.
+    """Write a result to a file, whole or not at all, never over `inputs` or a run's files; to stdout for None and `-`.
 
     Say where the file is, unless quiet: its folder may be new.
     """
@@ -186,7 +186,7 @@ def _bar() -> Bar:
 
 @dataclass(slots=True)
 class Progress:
-    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess."""
+    """The progress of the present task; `ends` is a guess of when it will be over, on the monotonic clock."""
 
     doing: str
     ends: float = 0.0
@@ -201,7 +201,7 @@ class Progress:
         total: float | None,
         seconds_left: float | None = None,
     ) -> None:
-        """Show what is done now, and how much of all."""
+        """Show the present task, and how much of all is done."""
         self.doing = doing
         self.ends = time.monotonic() + (seconds_left or 0.0)
         if self.bar is not None:
@@ -248,12 +248,12 @@ class Progress:
         )
 
     def say(self, line: str) -> None:
-        """Print a line above the bar; there is none in a log."""
+        """Print a line above the bar; without a bar, nothing."""
         if self.bar is not None:
             self.bar.console.print(line, highlight=False, markup=False)
 
     def write_lines(self, ended: threading.Event) -> None:
-        """Write a line on what is done now and then, at least every 30 s, also while one step takes long."""
+        """Write a line of progress now and then, at least every 30 s, even while one step takes long."""
         due = _FIRST_LINE_AFTER_SECONDS
         while not ended.wait(_POLL_SECONDS):
             seconds = time.monotonic() - self.started

@@ -117,7 +117,7 @@ def _command(launcher: list[str], words: list[str], ranks: int) -> str:
 
 @contextmanager
 def other_nodes(subject: WorkloadOptions, *, quiet: bool) -> Iterator[Nodes | None]:
-    """Give the connections to the other nodes, once all have come; None without any.
+    """Give the connections to the other nodes, once all have connected; None without other nodes.
 
     On another node than node 0, this does what node 0 says, and ends the program.
     """

@@ -78,8 +78,8 @@ class Take(Message, frozen=True):
     """A request for an epoch, or its first part.
 
     Attributes:
-        seconds: It ends so long after its first batch, or
-        batches: with so many, whichever comes first.
+        seconds: The epoch ends this long after its first batch, or
+        batches: after this many, whichever comes first.
         steps: How long the consumer is busy with each batch in turn, from the start again after the last; None: it
             takes batches as fast as they come.
         digests: Whether to hash each batch.

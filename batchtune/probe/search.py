@@ -427,9 +427,9 @@ class FrontierSearch:
     ) -> list[FrontierPoint]:
         """Return the closed lengths, in ascending order, each with the longest target at or below it.
 
-        With `confirmed`, only sizes count that one of these batches contains. If `joint`, return the pairs of a length
-        and a shorter target instead. If the search is `unfinished`, lengths count as well at which a larger size may
-        fit.
+        With `confirmed`, only sizes count that one of these batches contains. If `joint`, return
+        the pairs of a length and a shorter target instead. If the search is `unfinished`, lengths
+        at which a larger size may fit count, too.
         """
         known = self.known(trials)
         points = []

@@ -95,7 +95,8 @@ class Trial(Record):
         step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
-        confirmation: Whether the shape failed interleaved with the others, after it had passed alone; or in a training.
+        confirmation: Whether the shape failed interleaved with the others, after it had passed
+            alone; or in training.
         shuffled: Whether it failed after other batches, when a table ran in shuffled training, or interleaved where the
             allocator fragments. This says little about the shape itself.
         held_bytes: In use before the trial.
@@ -112,7 +113,7 @@ class Trial(Record):
         parameters_changed: Whether any step of this worker so far has changed a parameter; None if unknown.
         compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
         at_recompile_limit: Whether a function had reached torch.compile's limit: other shapes run it uncompiled.
-        recorded: Whether it was no trial, but a batch of the recorded training in `training.jsonl`.
+        recorded: Whether it was a batch of the recorded training in `training.jsonl`, not a trial.
         rank: Of several ranks, the one that failed first or took the most memory; None without ranks.
         oom_ranks: The ranks that ran out of memory; None without ranks.
         sequences: Of a packed batch, (length in tokens, how many sequences have it), the longest first; None: padded.

@@ -344,7 +344,7 @@ SAME_GRADIENT = 0.01
 
 
 class Twin(Record):
-    """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
+    """A script's own batch, and a made one of the same shape: the peak memory of a step with each."""
 
     batch_size: Size
     length: Length
@@ -370,7 +370,7 @@ class Twin(Record):
 
 
 class OwnBatches(Record):
-    """The batches of an epoch as a training makes them now: those of its own batch sampler, or recorded ones.
+    """The batches of an epoch as training makes them now: those of its own batch sampler, or recorded ones.
 
     Attributes:
         sampler: The name of its class; `a recorded training` if it was not watched itself.
@@ -521,7 +521,8 @@ class Device(Record):
         load_average: Of the last minute, before the workload was built.
         other_processors: Processors used by other programs while the workload was built, on average.
         script: What was learned of the training script that used it; None for a workload.
-        ranks: Of a training on several ranks, each one's device. The other fields then hold the worst of any rank.
+        ranks: On several ranks, each one's device. The other fields then hold the worst of any
+            rank.
         world_size, nnodes: How many ranks trained together, and on how many machines.
         backend: Of their process group, such as `nccl`; None without one.
         simulated: Whether one process stood for all ranks, under a process group that communicates nothing.

@@ -362,7 +362,7 @@ def _check_finite() -> None:
         if not own_part(parameter).isfinite().all():
             raise WorkloadError(
                 "parameters are not finite after the script's first optimizer steps: its loss is infinite or no number",
-                "Fix that first: such a training learns nothing. To measure it as it is, add --force.",
+                "Fix that first: such training learns nothing. To measure it as it is, add --force.",
             )
 
 

@@ -1,4 +1,4 @@
-"""Runs the recommended batches for real, from a plan to judged steps and `verify.json`; and proves the table so."""
+"""Runs the recommended batches for real: from a plan to judged steps and `verify.json`, or to a table's proof."""
 
 from __future__ import annotations
 
@@ -154,13 +154,14 @@ def verify(
 ) -> Verification:
     """Run the planned batches, one step after the other, until the deadline on the monotonic clock; and judge them.
 
-    The worst shapes are run once, the largest first, then once more in alternation; a step that fails does not keep
-    the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
-    timed: the worst shapes are their warm-up. What they asked of a GPU's allocator is then replayed in other orders.
-    Where the allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other shuffled
-    batches run in further processes: training starts in a fresh one. A brief plan runs the worst shapes among the
-    shuffled ones, and ends with the first failure; its shuffled batches end where they take longer than its settings
-    say. Raises as `run_verify` does.
+    The worst shapes are run once, the largest first, then once more in alternation; a step that
+    fails does not keep the others from being tried. If all pass, shuffled batches follow, up to the
+    first that fails. Only the shuffled batches are timed: the worst shapes are their warm-up. Their
+    requests to a GPU's allocator are then replayed in other orders. Where the allocator fragments,
+    pairs of shapes follow, each on an emptied cache. If all passed, other shuffled batches run in
+    further processes: training starts in a fresh one. A brief plan runs the worst shapes among the
+    shuffled ones, and ends with the first failure; its shuffled batches end once they take longer
+    than its settings say. Raises as `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -198,7 +199,7 @@ class _Runner:
     )
 
     def run(self, start_seconds: float) -> None:
-        """Run all phases; a process takes so long to start."""
+        """Run all phases; a process takes `start_seconds` to start."""
         done = self.done
         if not self.plan.settings.brief:
             self._run_worst()
@@ -503,7 +504,7 @@ class Prover:
     def tune(
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
-        """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as these do."""
+        """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as both do."""
         prover = self
         probe_minutes = None
         if minutes is not None:
@@ -667,7 +668,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
 
 
 def rule_out(folder: Path, probe: Probe, failure: VerifyFailure) -> None:
-    """Journal the failure of a table as one of the batch at the limit that was to contain it."""
+    """Journal a table's failure as a failure of the batch at the limit that should have contained it."""
     with alone_in(folder):
         path = folder / TRIALS_FILE
         trial = Trial.of(

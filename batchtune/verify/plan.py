@@ -251,8 +251,8 @@ class VerifyPlan(_Plan):
     def planned_steps(self) -> int:
         """How many shuffled steps to run.
 
-        Unless the user says so, those of an epoch, but no more than 200, nor than take the settings' seconds by the
-        probe's times; no fewer than show whether memory creeps.
+        By default, those of an epoch, but at most 200, and no more than fit into the settings'
+        seconds by the probe's times; at least as many as show whether memory creeps.
         """
         epoch = self.epoch_batches
         if self.settings.epoch:
@@ -276,9 +276,10 @@ class VerifyPlan(_Plan):
     def sequences(self) -> list[list[PlannedBatch]]:
         """Batches to run one after the other, each sequence on an emptied cache.
 
-        What runs out of memory in a fragmented cache depends on which shape follows which. If the time allows it, these
-        are all ordered pairs of worst batches, else each of them with three random others after it; and so are real
-        batches that are shorter than the worst of their bucket.
+        What runs out of memory in a fragmented cache depends on which shape follows which. If the
+        time allows it, these are all ordered pairs of worst batches, else each worst batch with
+        three random others after it. Real batches that are shorter than the worst of their bucket
+        follow, also with three others each.
         """
         worst = self.worst_batches
         shorter = self._shorter_batches
@@ -305,7 +306,7 @@ class VerifyPlan(_Plan):
 
     @property
     def _shorter_batches(self) -> list[PlannedBatch]:
-        """The shortest batch of each worst one's size that the first epoch has, where it is shorter."""
+        """The shortest batch of the first epoch with each worst batch's size, if it is shorter than that one."""
         longest = {batch.shape.batch_size: batch for batch in self.worst_batches}
         shortest = dict(longest)
         batches = min(len(self.first_epoch), _LOOKED_THROUGH)

@@ -469,7 +469,7 @@ def _is_held(parameter: torch.Tensor) -> bool:
 
 
 def own_part(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values, of a sharded one those of this rank: all of them would take a collective."""
+    """Return a tensor's values; of a sharded one this rank's alone, because all of them would take a collective."""
     values = parameter.detach()
     if hasattr(values, "to_local"):
         own: torch.Tensor = values.to_local()
