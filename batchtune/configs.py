@@ -270,7 +270,7 @@ class Recipe:
     def training_block(
         self, names: Collection[str], needed: Collection[str]
     ) -> RecipeBlock | None:
-        """Return the settings with any of these names that a recipe trains with; at its top only with any `needed`.
+        """Return the training's settings with any of these names; those at a recipe's top only with any `needed`.
 
         That is the block with `train` in its path, else the one not named for validation or test; None without any. If
         several are left, ResultError names them, and the option that names one by its path of keys.

@@ -511,7 +511,7 @@ class WorkloadOptions:
 
     @property
     def in_words(self) -> str | None:
-        """The training step as a part of a command line, after a space; None if it is not one for all commands."""
+        """The training step as a part of a command line, after a space; None if only some commands take it."""
         if self.command is not None:
             from batchtune.files import command_text
 

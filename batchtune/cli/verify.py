@@ -71,7 +71,7 @@ class RunAndManifest(ManifestOptions):
     )
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder and the source; the first argument may only be the run folder without --run.
+        """Return the run folder and the source; without --run, the first argument may be the run folder.
 
         Without a source, the lengths are those that `tune` took from a script's data set.
         """

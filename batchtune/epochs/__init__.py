@@ -392,7 +392,7 @@ class EpochShapes:
 
     @classmethod
     def of(cls, shapes: Sequence[BatchShape], *, with_targets: bool) -> EpochShapes:
-        """Return shapes that are known one by one; without a target length, that is 0."""
+        """Return shapes that are known one by one; a missing target length counts as 0."""
         targets = None
         if with_targets:
             targets = np.array([shape.target_length or 0.0 for shape in shapes])

@@ -490,8 +490,9 @@ class Mates:
 def mates_in_buckets(expected: ExpectedBatches) -> Mates:
     """Return the figures of mates in a table's batches, exactly.
 
-    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b, all equally likely,
-    Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.
+    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b,
+    all equally likely, Σ B(B - 1) / 2 are mates: the ratio of the two is the probability that a
+    pair meets again.
     """
     histogram = expected.histogram
     tally = expected.tally

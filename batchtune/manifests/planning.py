@@ -85,7 +85,7 @@ class Plan:
         notes: For the user.
         label: All sources, for messages.
         with_ids: Whether the ids of the examples are wanted.
-        in_order: Whether the order of the examples is.
+        in_order: Whether the order of the examples is wanted.
         alone: Whether it is the only source.
         as_histogram: Whether equal examples are only counted.
     """

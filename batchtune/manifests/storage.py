@@ -114,7 +114,7 @@ class Stored(ABC):
 
     @property
     def gap(self) -> int:
-        """How many bytes that nobody needs are read faster than a request is made."""
+        """The most unneeded bytes that are faster to read than to skip by a new request."""
         return 0
 
     @abstractmethod
@@ -181,7 +181,7 @@ class RemoteFile(Stored):
 
     @property
     def gap(self) -> int:
-        """How many bytes that nobody needs are read faster than a request is made: latency × bandwidth."""
+        """The most unneeded bytes that are faster to read than to skip by a new request: latency × bandwidth."""
         return min(int(self._latency.seconds * _BYTES_PER_SECOND), _LARGEST_GAP)
 
     def read(self, offset: int, size: int) -> bytes:

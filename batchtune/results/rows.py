@@ -422,7 +422,8 @@ class PackingSweep(Record):
         time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
         padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
             ones, or else of `fixed-random`.
-        padded_step_tokens_deviation: As for a row, of those batches; None if their examples are not known.
+        padded_step_tokens_deviation: As for a row, of those batches; None if their examples are not
+            known.
         recommended: Index of the recommended row.
         current: The user's own packed batches, of random sequences; None if they are padded, or not known.
     """

@@ -217,7 +217,7 @@ def difference(gradient: Gradient, other: Gradient) -> float:
 
 
 def beyond(gradient: Gradient, parts: Iterable[Gradient]) -> float:
-    """Return the norm of what no weighted sum of other gradients gives of one, relative to its norm."""
+    """Return the norm of the part of a gradient that no weighted sum of others gives, relative to its whole norm."""
     squared = _product(gradient, gradient)
     if not squared:
         return math.nan

@@ -437,7 +437,7 @@ Getter = Callable[[Any], object]
 
 
 def begins_with(head: Head, opening: str) -> bool:
-    """Return whether a file with this head begins so, after white space."""
+    """Return whether a file with this head begins with `opening`, after white space."""
     return head.data.lstrip().startswith(opening.encode())
 
 
