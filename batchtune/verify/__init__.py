@@ -40,7 +40,6 @@ from batchtune.results import (
     VERIFY_FILE,
     BatchShape,
     Device,
-    Outcome,
     PackedConfig,
     Probe,
     Proof,
@@ -127,7 +126,6 @@ def run_verify(
     settings = structs.replace(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
     )
-    workload = settings.subject
     measurer = measurer_for(
         settings,
         subject.limit_bytes,
@@ -137,7 +135,11 @@ def run_verify(
     )
     with alone_in(folder), measurer:
         verification = verify(
-            measurer, plan, workload, on_progress=on_progress, deadline=deadline
+            measurer,
+            plan,
+            settings.subject,
+            on_progress=on_progress,
+            deadline=deadline,
         )
         if not plan.settings.brief:
             write_result(folder / VERIFY_FILE, verification)
@@ -314,7 +316,8 @@ class _Runner:
             # Of several batches of a step, the largest needs the most.
             step, _ = self.recorded[replayed.failed]
             largest = max(step, key=lambda batch: batch.shape.padded_length)
-            self._fail("replayed", replayed.steps, largest, "oom", replayed.error)
+            failed = Trial.of(largest.shape, "oom", error=replayed.error)
+            self._fail("replayed", replayed.steps, largest.bucket, failed)
 
     def _run_pairs(self) -> None:
         """Run the sequences, but none with a shape that has failed in one."""
@@ -380,34 +383,20 @@ class _Runner:
             possible = [*self.last_step, *step]  # a loop may have held one of them
             is_of = (batch for batch in possible if batch.shape == shape)
             bucket = next(is_of, step[0]).bucket
-            self._fail(
-                phase,
-                len(trials) - 1,
-                PlannedBatch(shape, bucket),
-                trial.outcome,
-                trial.error,
-            )
+            self._fail(phase, len(trials) - 1, bucket, trial)
             if phase != "worst":
                 return
 
-    def _fail(
-        self,
-        phase: VerifyPhase,
-        step: int,
-        batch: PlannedBatch,
-        outcome: Outcome,
-        error: str | None,
-    ) -> None:
-        shape = batch.shape
+    def _fail(self, phase: VerifyPhase, step: int, bucket: int, trial: Trial) -> None:
         failure = VerifyFailure(
             phase=phase,
             step=step,
-            bucket=batch.bucket,
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            outcome=outcome,
-            error=error,
+            bucket=bucket,
+            batch_size=trial.batch_size,
+            length=trial.length,
+            target_length=trial.target_length,
+            outcome=trial.outcome,
+            error=trial.error,
         )
         self.done.failures.append(failure)
 
@@ -505,14 +494,15 @@ class Prover:
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
         """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as both do."""
-        prover = self
+        deadline = self.deadline
         probe_minutes = None
         if minutes is not None:
-            prover = replace(self, deadline=started + 60 * minutes)
+            deadline = started + 60 * minutes
             probe_minutes = minutes * PROBE_SHARE
         began = time.monotonic()
         probed = self.probe(probe_minutes, False)
-        return replace(prover, probed_seconds=time.monotonic() - began).prove(probed)
+        spent = time.monotonic() - began
+        return replace(self, deadline=deadline, probed_seconds=spent).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run, or packed ones.
@@ -651,7 +641,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         went = WENT[failure.outcome]
         reason = f"a batch of {shape} {went} {WHERE[failure.phase]}"
     elif verification.unfinished:
-        reason = f"{TIME_ENDED[0].lower()}{TIME_ENDED[1:]}"
+        reason = TIME_ENDED.replace("The", "the")
     return Proof(
         steps=verification.steps + verification.restarted_steps,
         pairs=verification.pairs,

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -223,7 +222,7 @@ class VerifyPlan(_Plan):
                 f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
-        if not len(self.first_epoch):
+        if not self.epoch_batches:
             raise ResultError(
                 "drop_last leaves out every batch: no bucket, pool or worker holds enough examples to fill one",
                 "Set drop_last: false in the config, or make the batch sizes smaller.",
@@ -309,7 +308,7 @@ class VerifyPlan(_Plan):
         """The shortest batch of the first epoch with each worst batch's size, if it is shorter than that one."""
         longest = {batch.shape.batch_size: batch for batch in self.worst_batches}
         shortest = dict(longest)
-        batches = min(len(self.first_epoch), _LOOKED_THROUGH)
+        batches = min(self.epoch_batches, _LOOKED_THROUGH)
         for batch in itertools.islice(self.shuffled_batches(), batches):
             size = batch.shape.batch_size
             if size in shortest and batch.shape.length < shortest[size].shape.length:
@@ -369,8 +368,9 @@ class VerifyPlan(_Plan):
         if isinstance(self.config, StreamConfig):
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        seed = self.seed
-        drawing = ShuffleKey(ordering=self.config.batch_ordering, seed=seed + epoch)
+        drawing = ShuffleKey(
+            ordering=self.config.batch_ordering, seed=self.seed + epoch
+        )
         cut = self._batcher.cut(drawing, RankSplit(drop_last=self.config.drop_last))
         return shapes_of(cut, drawing, self._sample)
 
@@ -672,7 +672,7 @@ def _times(
     steps = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     seconds = steps / device.accumulation
     if timed:
-        times["measured_epoch_seconds"] = float(seconds.mean()) * len(plan.first_epoch)
+        times["measured_epoch_seconds"] = float(seconds.mean()) * plan.epoch_batches
     step_seconds = plan.costs.step_seconds
     if step_seconds is None:
         return times
@@ -759,7 +759,7 @@ class PackedPlan(_Plan):
 
     def shuffled_batches(self, first: int = 0) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of micro-batches from the `first` on, as the sampler draws them with seed + epoch."""
-        for epoch in count(first):
+        for epoch in itertools.count(first):
             for sequences in self._epoch(epoch).lists():
                 shape = BatchShape.packed(self._tokens[sequences].tolist())
                 yield PlannedBatch(shape, 0)
