@@ -1,4 +1,4 @@
-"""Reads YAML files: batchtune's `sampler.yaml` and `stream.yaml`, and those of others, of which nothing is executed.
+"""Reads YAML files: batchtune's `sampler.yaml` and `stream.yaml`, and recipes; nothing in them is executed.
 
 ruamel.yaml composes them: tags stay names, so nothing in a file is constructed or run.
 """

@@ -51,7 +51,7 @@ def largest_first(values: AnyArray) -> npt.NDArray[np.intp]:
 
 
 def spaced(count: int) -> range:
-    """Return the indices of at most 200 of so many examples, evenly spaced from the first on."""
+    """Return the indices of at most 200 of this many examples, evenly spaced from the first on."""
     every = max(1, count // 200)
     return range(0, count, every)[:200]
 

@@ -509,7 +509,7 @@ _TOPS = 64
 def two_dimensional_rows(
     pricing: Pricing, limits: Limits, costs: Costs, rows: Sequence[Row]
 ) -> list[TwoDimensionalRow]:
-    """Return the best tables over both lengths, next to the best over length alone with as many buckets.
+    """Return the best tables over both lengths, next to the best over length alone with the same number of buckets.
 
     Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for
     both. They compare the rows with the fewest and the most buckets among those with boundaries for

@@ -134,7 +134,7 @@ class OwnSteps:
         tolerance: float,
         seed: int,
     ) -> int:
-        """Return how many micro-batches of a rank cost the least, from the `fewest` to as many as now.
+        """Return how many micro-batches of a rank cost the least, from the `fewest` to the present number.
 
         Fewer micro-batches save the fixed cost of each, but pad more. Of the numbers that cost
         hardly more than the least, the largest is taken, because it needs the least memory.

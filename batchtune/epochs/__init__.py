@@ -1,10 +1,10 @@
 """One epoch's batches: cut from buckets or pools, dealt to ranks, put in order, and their shapes; and what they cost.
 
-A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into `EpochBatches`, as many
-for each rank. `drawn` puts the batches of all ranks in order; `shapes_of` returns their shapes. The
-sampler, the verification and the simulation of an epoch are these steps. `lengths` always has the
-shape (examples,). The other modules know what the batches cost: models of memory and step time,
-expectations, rows of a sweep.
+A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into `EpochBatches`, the same
+number for each rank. `drawn` puts the batches of all ranks in order; `shapes_of` returns their
+shapes. The sampler, the verification and the simulation of an epoch are these steps. `lengths`
+always has the shape (examples,). The other modules know what the batches cost: models of memory and
+step time, expectations, rows of a sweep.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class EpochTime:
         step_seconds: StepTimeFunction,
         scale: float = 1.0,
     ) -> EpochTime:
-        """Return the mean time of simulated epochs; `shapes` are those of one, and stand for `scale` times as many."""
+        """Return the mean time of simulated epochs, each with `shapes` that stand for `scale` times as many batches."""
         seconds = float(times.mean())
         spread = float(times.std(ddof=1))
         return cls(

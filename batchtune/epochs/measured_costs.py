@@ -740,8 +740,9 @@ class TypicalTargets:
         histogram: The lengths.
         means: The mean target of each of its distinct lengths.
         levels: Shape (levels,), ascending: the targets to tell apart.
-        examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups, from the shortest
-            length on, have targets up to each level. All groups have as many examples, to within one.
+        examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups,
+            from the shortest length on, have targets up to each level. All groups have the same
+            number of examples, to within one.
     """
 
     histogram: Histogram

@@ -185,7 +185,8 @@ def least_budget_fails(lengths: Lengths, limit_bytes: int, trial: Trial) -> Prob
 def pads_though(workload: str, trials: Iterable[Trial]) -> WorkloadError:
     """Return the error for a workload that claims to pack, but takes as much for short sequences as for long ones.
 
-    The trials are of the longest sequence, of several of them, and of one with as many of the shortest.
+    The trials are of the longest sequence, of several that long, and of one with the shortest in
+    place of the others.
     """
     took = [
         f"{trial.shape} took {format_size(trial.peak_bytes or 0)}" for trial in trials

@@ -596,7 +596,7 @@ class PackedKnowledge(Outcomes):
 
 
 class PackedSearch:
-    """Finds the largest token budget of which every composition fits."""
+    """Finds the largest token budget with which every composition fits."""
 
     def __init__(
         self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int
@@ -617,8 +617,8 @@ class PackedSearch:
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.
 
-        Raises what `FrontierSearch.propose` does, ProbeError if the longest sequence fits but not as many tokens
-        of others, or WorkloadError if the workload pads its batches.
+        Raises what `FrontierSearch.propose` does, ProbeError if the longest sequence fits but the
+        same number of tokens of others does not, or WorkloadError if the workload pads its batches.
         """
         known = self.known(trials)
         task = self.task

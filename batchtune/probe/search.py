@@ -49,8 +49,9 @@ _FEW_FAILURES = 3
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
-    A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the remaining trials to
-    bisect is moved. Where failures are dear, at most 2 + log2(cap) fail instead, and the sizes go up by measured peaks.
+    A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the
+    remaining trials to bisect is moved. Where failures are costly, at most 2 + log2(cap) fail
+    instead, and the sizes go up by measured peaks.
     """
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:

@@ -177,7 +177,7 @@ class Trial(Record):
         return replace(self, **_fields_of(shape))
 
     def of_each(self, shapes: Sequence[BatchShape]) -> list[Trial]:
-        """Return a record for each batch of a step: of several, times and peaks can't be told apart."""
+        """Return a record for each batch of a step; of several batches, times and peaks can't be told apart."""
         if len(shapes) == 1:
             return [self]
         shared = {
@@ -274,7 +274,7 @@ class CostModel(Record):
     longest target length of the batch.
 
     Attributes:
-        example: Of each example, whatever its length.
+        example: The cost of each example, whatever its length.
         relative_error: Root mean square of (fit / measured - 1) over the fitted trials.
         largest_error: The largest |fit / measured - 1| among them; None if nothing was fitted.
     """
@@ -343,7 +343,7 @@ class ProbedWith(Record):
         nproc_per_node: Ranks of a machine; None: one process, without a process group.
         nnodes: Machines; None: one.
         simulate_world_size: The ranks that one process stands for.
-        max_tokens: Of packed batches: no larger budget is tried. None: all tokens of the data.
+        max_tokens: The largest token budget that is tried. None: all tokens of the data.
     """
 
     device: DeviceName = "auto"
@@ -482,7 +482,8 @@ class Verification(Measured):
     Attributes:
         bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as in `sampler.yaml`.
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
-        algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
+        algorithm, buffer_size, max_padding_ratio: Those of a stream's batches, as in `stream.yaml`;
+            None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
         steps, planned_steps: Shuffled steps that passed in the first process, and those that were planned.
         epoch_batches: Batches of one epoch.
@@ -498,7 +499,8 @@ class Verification(Measured):
         rest_growth_bytes: Growth of the memory in use between steps, from the second to the last quarter of the
             shuffled steps (of the worst shapes' steps if there are no others); None if too few passed.
         reserved_growth_bytes: The same for the memory that the allocator holds.
-        estimated_epoch_seconds: Of this table, by the probe's step times; None without them.
+        estimated_epoch_seconds: Time of an epoch with this table, by the probe's step times; None
+            without them.
         measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None if none passed.
         time_ratio: Measured / estimated time of exactly the batches that were run.
         time_ratio_error: Standard error of that ratio; None for fewer than four steps.
@@ -581,7 +583,7 @@ class TrainingStep(Record, omit_defaults=True):
     """A line of `training.jsonl`: one optimizer step, or the one that ran out of memory.
 
     Attributes:
-        rank: Of the process, from 0.
+        rank: Rank of the process, from 0.
         recording: As in the line that begins the recording.
         batches: What it trained on: several where gradients are accumulated. After an OOM the batches that were at
             hand, one of which was too large.
@@ -681,7 +683,7 @@ class Training(Record):
         steps: Optimizer steps that passed.
         ooms: Steps that ran out of memory.
         first_oom: The message of the first of them; None without one.
-        mean_step_seconds: Of the steps with a time.
+        mean_step_seconds: Mean over the steps with a time.
         predicted_step_seconds: The mean of the same steps, by the probe's times; None without them.
         peak_bytes: The largest; None if unknown.
         predicted_peak_bytes: The largest of its batches, by the probe's model; None without one.

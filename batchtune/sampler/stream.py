@@ -103,7 +103,7 @@ class Held(Reader):
         return self._digest.hexdigest()
 
     def read(self, room: int) -> list[float]:
-        """Read examples until so many are held, and return their lengths."""
+        """Read examples until this many are held, and return their lengths."""
         lengths: list[float] = []
         length_of = self._limits.length_of
         buffer_bytes = self._limits.buffer_bytes

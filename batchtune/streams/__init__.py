@@ -65,7 +65,7 @@ class LengthReader(Reader):
         self._lengths: list[float] = lengths.tolist()
 
     def read(self, room: int) -> list[float]:
-        """Return the next lengths, at most so many."""
+        """Return the next lengths, at most this many."""
         read = self._lengths[self.count : self.count + room]
         self.count += len(read)
         self.ended = len(read) < room
@@ -234,7 +234,7 @@ class SortedBuffer:
         self.places: list[int] = []
 
     def fill(self, reader: Reader, size: int) -> None:
-        """Read until so many examples are held, or the stream ends."""
+        """Read until this many examples are held, or the stream ends."""
         lengths = reader.read(size - len(self.lengths))
         for place, length in enumerate(lengths, reader.count - len(lengths)):
             index = bisect_right(self.lengths, length)

@@ -441,7 +441,7 @@ class StoredStream:
         sharding: StreamedWith,
         seed: int,
     ) -> StoredStream:
-        """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
+        """Take all examples, or the first shards of every worker, equally many, that hold 131,072 examples or more."""
         readers = sharding.readers
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
         rounds = np.zeros((ceil_div(len(sizes), readers), readers))

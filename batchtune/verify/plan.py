@@ -143,7 +143,8 @@ class VerifySettings(Record):
     """How much to run, and how closely to look; `results.checked` checks the types and ranges.
 
     Attributes:
-        steps: Number of shuffled steps, which may be more than an epoch has; None: as many as are soon done.
+        steps: Number of shuffled steps, which may be more than an epoch has; None: as many as fit
+            into the time.
         epoch: Whether to run one epoch.
         seed: Of the shuffles; None: that of the YAML file.
         time_tolerance: The largest deviation of the measured time from the estimate, as a fraction of it.

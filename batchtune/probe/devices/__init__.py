@@ -155,7 +155,7 @@ class Meter(ABC):
         return {}
 
     def worn(self) -> bool:
-        """Return whether so much is held between trials that the next would not compare with the first."""
+        """Return whether too much is held between trials to compare the next one with the first."""
         return False
 
 
