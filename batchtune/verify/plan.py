@@ -396,16 +396,16 @@ class VerifyPlan(_Plan):
         targets = runs.targets
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
         worst = []
-        for size, length, bucket in zip(
+        for size, length, bucket, lower in zip(
             sizes.tolist(),
             longest.tolist(),
             self.table.assign(longest).tolist(),
+            self.table.lower_edges(longest).tolist(),
             strict=True,
         ):
             if targets is None:
                 worst.append(PlannedBatch(BatchShape(size, length), bucket))
                 continue
-            lower = float(self.table.lower_edges(np.array([length]))[0])
             # The values descend.
             shorter = np.searchsorted(lengths[::-1], [length, lower], side="right")
             start, end = (lengths.size - shorter).tolist()
@@ -642,8 +642,7 @@ def _failures(steps: DoneSteps, plan: Plan) -> Iterator[str]:
         shape = f"{failure.batch_size:,} × {format_length(failure.length, plan.lengths.unit)}"
         yield (
             f"A batch of {shape} {WENT[failure.outcome]} {WHERE[failure.phase]} (bucket {failure.bucket + 1} of "
-            f"{buckets}): "
-            f"{failure.error}"
+            f"{buckets}): {failure.error}"
         )
 
 
