@@ -339,7 +339,7 @@ class Recipe:
                 return target
             target = self.referenced(target, reference[1])
         raise self.wrong(
-            node, "its references lead around in a circle, or too far", _GIVE
+            node, "its references form a circle, or too long a chain", _GIVE
         )
 
     def wrong(self, node: Node, problem: str, hint: str | None) -> ResultError:

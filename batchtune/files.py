@@ -171,7 +171,7 @@ def check_writable(folder: Path) -> None:
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         raise ResultError(
             f"{folder} can't be written to: the folder, or its disk, is read-only for you",
-            "Copy the run folder to a place of your own, and name that.",
+            "Copy the run folder to a place where you can write, and name that.",
         )
 
 

@@ -316,7 +316,7 @@ class WorkerBar:
         """Show the progress of a verification."""
         if verifying.phase == "replayed":
             steps = counted(verifying.total, "step")
-            self._show(verifying, f"Replaying what {steps} asked of memory, among them")
+            self._show(verifying, f"Replaying the memory requests of {steps}, such as")
             return
         doing = f"{verifying.phase.replace('pairs', 'paired').capitalize()} batches"
         if verifying.process > 1:
@@ -366,7 +366,7 @@ def _about(device: Device, settings: ProbeSettings) -> Iterator[str]:
     yield first
     kept += device.outside_bytes or 0
     if kept:
-        yield f"Besides, {format_size(kept)} are kept free, for --reserve, --ddp and the device's libraries."
+        yield f"In addition, {format_size(kept)} are kept free for --reserve, --ddp and the device's libraries."
     if settings.ddp and not device.ddp_bytes:
         yield (
             "Warning: --ddp keeps nothing free: after the workload's setup no parameter requires a gradient. "

@@ -213,8 +213,8 @@ def _choose(
         and recommended.keeps_examples
     ):
         remark += (
-            f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and of other "
-            "examples: `sweep-buckets --keep steps` finds a table that keeps their number"
+            f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and their "
+            "examples differ: `sweep-buckets --keep steps` finds a table that keeps their number"
         )
     return Chosen(row, (remark,))
 

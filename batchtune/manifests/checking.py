@@ -363,7 +363,7 @@ def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part
         if unit_of(reader, plan.lengths) != plan.stored_unit:
             raise ManifestError(
                 f"{source.path} has its lengths in another unit than the sources before it",
-                "What is read together must count the same; read them one by one, or convert one of them.",
+                "Sources that are read together need one unit; read them one by one, or convert one of them.",
             )
         if plan.in_order and reader.order_is_lost:
             raise not_in_order(source.label)

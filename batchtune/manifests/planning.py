@@ -170,7 +170,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     if target is not None and target.name in names:
         raise UsageError(
             f"--length-key and --target-key both name {shortened(target_key)}",
-            "A target length is another than the length.",
+            "Name another column for the target length.",
         )
 
     target_measure = None

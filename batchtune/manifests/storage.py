@@ -580,6 +580,6 @@ def _most_bytes(answer: Any) -> int:
     first, _, last = asked.removeprefix("bytes=").partition("-")
     if not answer.headers.get("Content-Range", "").startswith(f"bytes {first}-"):
         raise OSError(
-            f"the server sends other bytes than {first} to {last}, which were asked for"
+            f"the server does not send the bytes that were asked for, {first} to {last}"
         )
     return int(last) + 1 - int(first)

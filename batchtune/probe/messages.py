@@ -419,8 +419,8 @@ def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
     failed = _last_failure(turns)
     if failed is not None:
         yield (
-            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. The one that "
-            "failed last is left out: smaller batches that passed take its place. Leave more memory free with "
+            f"Batches failed in each confirmation, {failed.shape} in the last one: {error_in_turns(failed)}. That "
+            "batch is left out: smaller ones that passed take its place. Leave more memory free with "
             "--memory-fraction, and probe again with --force."
         )
     steps = len(turns.passed)

@@ -566,7 +566,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.dropped_examples += held.dropped
         if held.dropped:
             warnings.warn(
-                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are of length 0, shorter than "
+                f"{held.dropped:,} of {held.seen:,} examples were dropped, because they are of length 0, shorter than "
                 f"min_length, or beyond the last of bucket_boundaries, {self._limits.last_boundary} "
                 f"(rank {place.rank}, worker {place.worker}, epoch {epoch})",
                 stacklevel=2,

@@ -134,7 +134,7 @@ def _check_named(key: str | None, seen: Seen, relations: Relations, noun: str) -
     named = {place: named[place] for place in named.keys() - relations.keys()}
     if named and not any(map(np.ptp, named.values())):
         raise Unclear(
-            f"--length-key {key} names a part of the script's {noun} that is always as long: {ranges(named)}",
+            f"--length-key {key} names a part of the script's {noun} whose length never varies: {ranges(named)}",
             "Name another, or leave it out.",
         )
 

@@ -182,7 +182,7 @@ def step_gradient(
         )
         if place.agree(not math.isfinite(found.again or 0.0)):
             return StepGradient(
-                unknown="it is zero, or no finite number", batch_norm=batch_norm
+                unknown="it is zero, or not finite", batch_norm=batch_norm
             )
         if place.agree(time.monotonic() - started > _SECONDS):
             return replace(found, unknown=f"two steps took more than {_SECONDS:g} s")

@@ -81,7 +81,7 @@ def unlike(
     examples = length_hint(loader.dataset)
     if examples == count:
         return None
-    reason = f"{name} has {examples:,} examples, but the manifest {count:,} (if the data are others now, tune again)"
+    reason = f"{name} has {examples:,} examples, but the manifest {count:,} (if the data have changed, tune again)"
     return reason, SAMPLER_LINES
 
 

@@ -701,8 +701,8 @@ def _warnings(
     """Yield why figures may be wrong, and what is not known."""
     if device.simulated:
         yield (
-            f"Verified on one rank's shard of {counted(device.world_size, 'rank')} (simulated): without communication, "
-            "neither its time nor its memory. Verify on real ranks with --nproc-per-node"
+            f"Verified on one rank's shard of {counted(device.world_size, 'rank')} (simulated): the time and memory of "
+            "communication are left out. Verify on real ranks with --nproc-per-node"
         )
     if retries:
         yield (
@@ -714,7 +714,7 @@ def _warnings(
     if steps.failures:
         return
     if growth is None:
-        yield f"It is unknown whether memory creeps: that takes {FEWEST_STEPS} steps that report the memory in use"
+        yield f"It is unknown whether memory creeps: at least {FEWEST_STEPS} steps must report the memory in use"
     if plan.costs.step_seconds is None:
         yield (
             "The time of an epoch was not compared with an estimate, because no step times are known: "
