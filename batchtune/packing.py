@@ -302,9 +302,9 @@ def even(
 ) -> IntArray:
     """Even out the seconds of the micro-batches; at most 0.5% more than the bound, unless first-fit needs more.
 
-    The bound is the number of tokens / `max_tokens`. It tries the fewest and the most micro-batches
-    up to that limit, and several shares of the tokens to fill them up with at the end, and takes
-    those with the smallest spread of seconds.
+    The bound is the number of tokens / `max_tokens`. This tries the fewest and the most
+    micro-batches up to that limit, and several shares of the tokens to fill them up with at the
+    end, and takes those with the smallest spread of seconds.
     """
     best = first_fit(lengths, seconds, max_tokens)
     bound = ceil_div(int(lengths.sum()), max_tokens)

@@ -68,8 +68,8 @@ def recommend(
 ) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
-    The recommended row must cost less than the shuffled fixed batch size: in estimated time, or in
-    batches without times, or if times are not to be compared (`timed`).
+    The recommended row must cost less than the shuffled fixed batch size: in estimated time; in
+    batches if times are unknown, or not to be compared (`timed`).
 
     The table is the one with the fewest buckets within 1% of the lowest cost. It must have only
     proven sizes (unless no such table has), and be as random as asked for. Among tables with

@@ -158,12 +158,12 @@ def verify(
 
     The worst shapes are run once, the largest first, then once more in alternation; a step that
     fails does not keep the others from being tried. If all pass, shuffled batches follow, up to the
-    first that fails. Only the shuffled batches are timed: the worst shapes are their warm-up. Their
-    requests to a GPU's allocator are then replayed in other orders. Where the allocator fragments,
-    pairs of shapes follow, each on an emptied cache. If all passed, other shuffled batches run in
-    further processes: training starts in a fresh one. A brief plan runs the worst shapes among the
-    shuffled ones, and ends with the first failure; its shuffled batches end once they take longer
-    than its settings say. Raises as `run_verify` does.
+    first that fails. Only the shuffled batches are timed: the worst shapes are their warm-up. Then
+    the shuffled batches' requests to a GPU's allocator are replayed in other orders. Where the
+    allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other
+    shuffled batches run in further processes: training starts in a fresh one. A brief plan runs the
+    worst shapes among the shuffled ones, and ends with the first failure; its shuffled batches end
+    once they take longer than its settings say. Raises as `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
