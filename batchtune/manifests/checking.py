@@ -348,7 +348,7 @@ def fault(value: object, scaled: float) -> str:
 
 
 def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part:
-    """Read one source. If it can't be read, the part says so; a single source raises ManifestError instead."""
+    """Read one source. If it can't be read, the part says so; a lone one (not --skip-invalid) raises ManifestError."""
     plan = task.plan
     source = task.source
     part = Part(source.label)
