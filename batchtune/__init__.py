@@ -66,8 +66,9 @@ _HOMES = {
 class CallablePackage(ModuleType):
     """The package `batchtune.probe`, which can be called as the function of that name.
 
-    Whenever one of its modules is imported, by us or by a user, the import system sets `batchtune.probe` to the
-    package. So that is what the name always means, and the package passes the call on: it works in all import orders.
+    Whenever one of its modules is imported, by us or by a user, the import system sets
+    `batchtune.probe` to the package. So the name always means the package, which passes each call
+    on to the function, whatever was imported first.
     """
 
     def __call__(self, *args: Any, **settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m batchtune`. It imports from the working folder no more than Python itself has imported before."""
+"""`python -m batchtune`. Beyond what Python itself imports, nothing comes from the working folder."""
 
 if __name__ == "__main__":
     from batchtune.processes import drop_first_folder

@@ -1,4 +1,4 @@
-"""Reads YAML files: batchtune's `sampler.yaml` and `stream.yaml`, and those of others, of which nothing is executed.
+"""Reads YAML files: batchtune's `sampler.yaml` and `stream.yaml`, and recipes; nothing in them is executed.
 
 ruamel.yaml composes them: tags stay names, so nothing in a file is constructed or run.
 """
@@ -101,7 +101,7 @@ def parse_yaml(text: str, name: str, again: str | None = None) -> Node:
         ) from error
     if root is None:
         raise ResultError(
-            f"{name} is empty", again or "Give the configuration of a training."
+            f"{name} is empty", again or "Give the configuration of your training."
         )
     return root
 
@@ -270,7 +270,7 @@ class Recipe:
     def training_block(
         self, names: Collection[str], needed: Collection[str]
     ) -> RecipeBlock | None:
-        """Return the settings with any of these names that a recipe trains with; at its top only with any `needed`.
+        """Return the training's settings with any of these names; those at a recipe's top only with any `needed`.
 
         That is the block with `train` in its path, else the one not named for validation or test; None without any. If
         several are left, ResultError names them, and the option that names one by its path of keys.
@@ -339,7 +339,7 @@ class Recipe:
                 return target
             target = self.referenced(target, reference[1])
         raise self.wrong(
-            node, "its references lead around in a circle, or too far", _GIVE
+            node, "its references form a circle, or too long a chain", _GIVE
         )
 
     def wrong(self, node: Node, problem: str, hint: str | None) -> ResultError:

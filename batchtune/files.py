@@ -32,7 +32,7 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
 def writing_whole(
     path: Path, *, synced: bool = True, follow: bool = True
 ) -> Iterator[IO[bytes]]:
-    """Open a temporary file in the same folder that takes its name when the block ends, or vanishes on failure.
+    """Open a temporary file in the same folder; it replaces the file when the block ends, or is removed on failure.
 
     The folder is created if missing; a file that exists keeps its permissions. If `synced`, the file survives a power
     loss. If `follow`, a link is followed, and a device or pipe written to: not in a run folder, which may come from
@@ -171,7 +171,7 @@ def check_writable(folder: Path) -> None:
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         raise ResultError(
             f"{folder} can't be written to: the folder, or its disk, is read-only for you",
-            "Copy the run folder to a place of your own, and name that.",
+            "Copy the run folder to a place where you can write, and name that.",
         )
 
 

@@ -51,7 +51,7 @@ def largest_first(values: AnyArray) -> npt.NDArray[np.intp]:
 
 
 def spaced(count: int) -> range:
-    """Return the indices of at most 200 of so many examples, evenly spaced from the first on."""
+    """Return the indices of at most 200 of this many examples, evenly spaced from the first on."""
     every = max(1, count // 200)
     return range(0, count, every)[:200]
 
@@ -294,7 +294,7 @@ class Lengths:
         return Lengths(Runs(runs.values[chosen], targets, counts[chosen]), self.unit)
 
     def evenly(self, most: int) -> Lengths:
-        """Return at most so many examples, evenly taken in order of length: the middle one of as many neighbours."""
+        """Return at most this many examples, evenly spaced in order of length, each the middle of its neighbours."""
         if most >= self.count:
             return self
         return self.sample((2 * np.arange(most) + 1) * self.count // (2 * most))

@@ -58,8 +58,9 @@ _Part: TypeAlias = tuple[float, list[int]]
 def karmarkar_karp(values: Sequence[float], parts: int) -> list[list[int]]:
     """Divide items into parts of nearly equal sums by the largest differencing method; return the items of each.
 
-    The two divisions with the largest differences are merged, the largest parts of one with the smallest of the other,
-    until one is left. All parts have as many items, so that these must be a multiple of the parts.
+    The two divisions with the largest differences are merged, the largest parts of one with the
+    smallest of the other, until one is left. All parts have the same number of items, so the number
+    of items must be a multiple of the parts.
 
     Source: Karmarkar and Karp, The differencing method of set partitioning (1982).
     """
@@ -89,8 +90,9 @@ def _joined(part: _Part, other: _Part) -> _Part:
 def dealt(seconds: FloatArray, world_size: int) -> npt.NDArray[np.intp]:
     """Return the order of micro-batches, a multiple of `world_size`, in which number i is rank i % world_size's.
 
-    Every rank gets as many, and the sums of their seconds are as even as by `karmarkar_karp`. Each rank begins with its
-    slowest, so that those that run at the same time take about as long.
+    All ranks get equally many, and the sums of their seconds are as even as `karmarkar_karp` makes
+    them. Each rank begins with its slowest, so that those that run at the same time take about
+    equally long.
     """
     order = largest_first(seconds)
     each = min(max(_SLOWEST // world_size, _OF_A_RANK), order.size // world_size)
@@ -109,7 +111,7 @@ def exchanged(
     max_tokens: int,
     world_size: int,
 ) -> Packed:
-    """Return dealt micro-batches after slow ranks have given quick ones longer sequences for shorter or no ones.
+    """Return dealt micro-batches after slow ranks gave fast ones longer sequences for shorter ones, or for none.
 
     `tokens` and `seconds` are those of each sequence, shape (sequences,). The number of micro-batches stays, and none
     exceeds the cap. Each exchange is the one that leaves the slower of the two ranks the fewest seconds.
@@ -245,7 +247,8 @@ def best_fit(
 ) -> IntArray:
     """Put each sequence into the micro-batch with the least room that suffices.
 
-    Of several with as much room it takes the one that has had it longest. Those with equal room are filled at once.
+    Of several with equal room it takes the one that has had it longest. Those with equal room are
+    filled at once.
     """
     distinct, _, counts = _groups(lengths)
     batches = 0
@@ -299,8 +302,9 @@ def even(
 ) -> IntArray:
     """Even out the seconds of the micro-batches; at most 0.5% more than the bound, unless first-fit needs more.
 
-    The bound is the number of tokens / `max_tokens`. Among the numbers of micro-batches up to that, and shares of the
-    tokens that fill the micro-batches up in the end, it takes those with the smallest spread of seconds.
+    The bound is the number of tokens / `max_tokens`. This tries the fewest and the most
+    micro-batches up to that limit, and several shares of the tokens to fill them up with at the
+    end, and takes those with the smallest spread of seconds.
     """
     best = first_fit(lengths, seconds, max_tokens)
     bound = ceil_div(int(lengths.sum()), max_tokens)
@@ -487,7 +491,7 @@ class Packed:
         return Packed(self.sequences[places], sizes)
 
     def split_to(self, wanted: int, seconds: FloatArray) -> Packed:
-        """Return at least as many micro-batches, or as many as there are sequences, of which the slowest are halved.
+        """Return at least the `wanted` number of micro-batches, or one for each sequence, by halving the slowest.
 
         `seconds`, shape (sequences,), descend within each micro-batch: every second sequence goes to the other half.
         """
@@ -619,7 +623,7 @@ class Budget:
         return tokens
 
     def packed(self, tokens: IntArray, multiple: int = 1) -> Packed:
-        """Return the micro-batches of sequences with these lengths, as many as a multiple if that is possible."""
+        """Return the micro-batches of sequences with these lengths; their number is a `multiple` if possible."""
         seconds = self.time_law.of_sequences(tokens)
         order = largest_first(tokens)
         pack_sorted = PACKERS[self.packer]
@@ -628,7 +632,7 @@ class Budget:
         return packed.split_to(_rounded_up(packed.count, multiple), seconds)
 
     def evened(self, packed: Packed, tokens: IntArray, world_size: int) -> Packed:
-        """Return the micro-batches as ranks take them in turn, so that all ranks take about as long.
+        """Return the micro-batches as ranks take them in turn, so that all ranks take about equally long.
 
         Their number, a multiple of the ranks, stays; some sequences may be exchanged.
         """
@@ -649,7 +653,7 @@ def budget_of(
     time_law: TimeLawGiven | None = None,
     cut_at: int | None = None,
 ) -> Budget:
-    """Return the budget that a sampler's arguments describe, a time law also by its own arguments.
+    """Return the budget that a sampler's arguments describe; a time law may be given by its own arguments.
 
     Raises ValueError as `Budget` and `TimeLaw` do.
     """
@@ -737,8 +741,8 @@ def _why_uneven(
 class PackedBatcher(ReshuffledBatcher):
     """Sequences in pools: shuffled, taken `pool_size` at a time, packed into micro-batches.
 
-    Micro-batches that all ranks run at the same time are those that take about as long. An epoch with fewer than others
-    has its last pool packed into more.
+    The micro-batches that all ranks run at the same time take about equally long. If an epoch has
+    fewer than others, its last pool is packed into more.
     """
 
     def __init__(self, tokens: IntArray, budget: Budget, pool_size: int) -> None:
@@ -799,7 +803,7 @@ class PackedBatcher(ReshuffledBatcher):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPacker(Cutter):
-    """Packs steps into micro-batches without padding, so that all micro-batches and ranks take about as long.
+    """Packs steps into micro-batches without padding, so that all micro-batches and ranks take about equally long.
 
     Attributes:
         tokens: Shape (sequences,): of the data set, each at most the budget.

@@ -1,4 +1,4 @@
-"""The base of all records, their number types, and those that a training reads: `sampler.yaml`, `stream.yaml`."""
+"""The base of all records, their number types, and the records that training reads: `sampler.yaml`, `stream.yaml`."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Proof(Record):
         tables: How many tables were run until one held, or time ended.
         highest_reserved_bytes: The most that the allocator held; None where unknown.
         alloc_retries: How often the allocator emptied its cache to go on; None where unknown.
-        limit_bytes: Of the device, as in `probe.json`.
+        limit_bytes: The device's limit, as in `probe.json`.
         reason: Why the table is not proven; None: it is.
     """
 
@@ -210,7 +210,7 @@ class SamplerEvidence(Record, forbid_unknown_fields=True):
     """The evidence for the recommendation.
 
     Attributes:
-        fingerprint: Of the lengths that the table was made for.
+        fingerprint: That of the lengths that the table was made for.
         device: Name of the device that was measured; None without a probe.
         allocator: How torch took its memory, as for `probe.json`: training must do so, too. None where there is no
             choice, or without a probe.
@@ -257,7 +257,7 @@ class SamplerConfig(ConfigFile):
     """The content of `sampler.yaml`, in its order.
 
     Attributes:
-        unit: Of lengths, boundaries and max_batch_length; None if unknown.
+        unit: Unit of lengths, boundaries and max_batch_length; None if unknown.
         max_batch_length: The largest padded length of a batch that the sweep allowed.
         max_batch_size: The largest of bucket_batch_sizes.
         num_buckets: Number of boundaries.
@@ -304,10 +304,10 @@ class SamplerConfig(ConfigFile):
 
 
 class PackedConfig(ConfigFile):
-    """The content of the `sampler.yaml` of a training that packs, in its order.
+    """The content of the `sampler.yaml` of training that packs, in its order.
 
     Attributes:
-        unit: Of the lengths; None if unknown.
+        unit: Unit of the lengths; None if unknown.
         max_tokens: The most tokens of a micro-batch.
         packer: As for `batchtune.PackedBatchSampler`.
         sampler: `same-step-packed` packs the sequences that training draws for each optimizer step.
@@ -345,14 +345,15 @@ class StreamConfig(ConfigFile):
     """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
 
     Attributes:
-        unit: Of lengths, boundaries and max_batch_length; None if unknown.
+        unit: Unit of lengths, boundaries and max_batch_length; None if unknown.
         algorithm: How batches are made from the buffer.
         buffer_size: The most examples that a worker holds.
         max_batch_length: The largest padded length of a batch that the sweep allowed.
         bucket_boundaries: Inclusive upper edges, strictly ascending.
         bucket_batch_sizes: One for each boundary: a batch holds at most that of its longest example's bucket.
         max_padding_ratio: For `pivot`: the largest fraction of a batch that may be padding; None: any.
-        batches_per_epoch: Of a nominal epoch on each rank; None: as many as the stream gives.
+        batches_per_epoch: Batches of a nominal epoch on each rank; None: as many as the stream
+            gives.
         drop_last: Whether the remainder at the end of the stream is dropped.
     """
 

@@ -116,7 +116,7 @@ def read_trials(path: Path, on_cut: Callable[[str], None] | None = None) -> list
     """
     if path.is_symlink():  # trials would be added to what it leads to
         raise ResultError(
-            f"{path} is a link, and batchtune adds to no file outside the run folder",
+            f"{path} is a link, and batchtune writes to no file outside the run folder",
             _START_OVER,
         )
     if not path.exists():

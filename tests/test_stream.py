@@ -208,7 +208,7 @@ def test_shorter_examples_are_dropped_if_asked_to():
     dropping = stream(examples, min_length=3)
     with pytest.warns(
         UserWarning,
-        match="2 of 6 examples were dropped, as they are .*shorter than min_length",
+        match="2 of 6 examples were dropped, because they are .*shorter than min_length",
     ):
         assert sorted(chain(*dropping)) == [0, 2, 4, 5]
     for length in (-1, math.nan):

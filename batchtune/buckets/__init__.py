@@ -1,4 +1,4 @@
-"""The ways to choose boundaries, and the settings that say which are compared; the tables that no others beat.
+"""The ways to choose boundaries, the settings that say which to compare, and the optimal tables.
 
 To add one: a subclass of `Strategy` here, and a line in `STRATEGIES`.
 """
@@ -44,16 +44,16 @@ TIE = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BestBuckets:
-    """The cheapest buckets for each number of them."""
+    """The cheapest buckets for each number of buckets."""
 
     totals: FloatArray  # shape (max_buckets,): the least cost in 1, 2, ... buckets; infinite if there are fewer ends
     # For each number, shape (ends + 1,): the end before each end in the cheapest buckets up to it, counted from 1.
     previous: Sequence[IntArray] | npt.NDArray[np.int32]
 
     def improving(self, least_gain: float) -> list[int]:
-        """Return the numbers of buckets, 1 first, that cost less than all fewer ones by more than this share.
+        """Return 1 and each number of buckets that costs less than every smaller one by more than this share.
 
-        Which these are up to any number does not depend on what is known beyond it.
+        Costs of more buckets never change the result for fewer.
         """
         numbers = [1]
         for buckets, total in enumerate(self.totals.tolist(), 1):
@@ -75,7 +75,7 @@ def fewest(totals: FloatArray) -> int:
 
 
 def best_buckets(costs: BucketCosts, max_buckets: int) -> BestBuckets:
-    """Find the cheapest buckets for each number of them up to `max_buckets`, at least 1, and to the number of ends.
+    """Find the cheapest buckets for each number from 1 to `max_buckets`, at most the number of ends.
 
     Unlike the cost per example (`optimal_boundaries`), the cost of whole batches depends on more than a bucket's end:
     each bucket adds a batch that is half empty on average. So more buckets are not always better, and no end can be
@@ -105,9 +105,10 @@ def representative_ends(
 ) -> IntArray:
     """Return the indices of at most `max_ends` distinct lengths, ascending, that stand for all as ends.
 
-    The longest length is one of them, and up to `max_ends` / 2 lengths before which the batch size changes: the last of
-    those that share a size holds all that its bucket can. The others share out the range of lengths, the number
-    of examples and their total length: between two of them lie at most 18 / `max_ends` of any of the three.
+    They include the longest length, and up to `max_ends` / 2 lengths after which the batch size
+    changes: a bucket that ends at the last length of a batch size holds the most examples of that
+    size. The others share out the range of lengths, the number of examples and their total length:
+    between two of them lie at most 18 / `max_ends` of any of the three.
 
     `batch_sizes`, shape (distinct lengths,), are those of buckets that end there; `max_ends` is at least 8.
     """
@@ -208,9 +209,10 @@ class Problem:
     """The data and limits that boundaries are chosen for.
 
     Attributes:
-        batch_sizes: Shape (distinct lengths,): of a bucket that ends at each, at least 1, in any order.
+        batch_sizes: Shape (distinct lengths,): that of a bucket that ends at each length, at least
+            1, in any order.
         batch_cost: The cost of a batch by its shape, to minimise; None: the number of batches.
-        epoch_cost: That of an epoch of all lengths with a table, as it is reported.
+        epoch_cost: The cost of an epoch of all lengths with a table, as reports show it.
     """
 
     histogram: Histogram
@@ -255,10 +257,11 @@ class SpeechBrain(Strategy):
     def boundaries(
         self, problem: Problem, num_buckets: Sequence[int]
     ) -> list[FloatArray]:
-        """Return SpeechBrain's boundaries, and one more, the longest length, where that is beyond its last.
+        """Return SpeechBrain's boundaries, and the longest length if it is beyond the last of them.
 
-        max_batch_length / boundary is below 1 in that one more bucket, or 1 where rounding put SpeechBrain's last
-        boundary just below max_batch_length: its batch size is 1 by the common rule too.
+        In this additional bucket, max_batch_length / boundary is below 1, or 1 where rounding put
+        SpeechBrain's last boundary just below max_batch_length. So the common rule gives it a batch
+        size of 1.
         """
         histogram = problem.histogram
         limit = problem.max_batch_length
@@ -270,7 +273,7 @@ class SpeechBrain(Strategy):
     def cautions(
         self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]
     ) -> Iterator[str]:
-        """Warn of numbers of buckets that keep batches small; of text, nobody takes SpeechBrain's."""
+        """Warn of bucket counts that keep batches small; not for text, which nobody batches like this."""
         if lengths.unit not in (*SPEECH_UNITS, None):
             return
         yield from capped_by_num_buckets(lengths, max_batch_length, rows, "speechbrain")
@@ -287,10 +290,10 @@ class SpeechBrain(Strategy):
 def capped_by_num_buckets(
     lengths: Lengths, max_batch_length: float, rows: Sequence[Row], who: str
 ) -> Iterator[str]:
-    """Warn of rows whose batches max_batch_length can't make larger: the first boundary grows with it.
+    """Warn of rows whose batches a larger max_batch_length can't enlarge: the first boundary grows with it.
 
-    It is about exp(2·z_N), z_N the normal quantile at N / (N + 1); once everything falls into the first
-    bucket it is the size of all batches.
+    The first bucket's batch size is about exp(2·z_N), with z_N the normal quantile at N / (N + 1).
+    Once all examples fall into the first bucket, all batches have this size.
     """
     capped = [
         row
@@ -355,7 +358,7 @@ def _up_to(edges: FloatArray, longest: float) -> FloatArray:
 
 
 class Optimal(Strategy):
-    """The boundaries that no others beat."""
+    """The optimal boundaries."""
 
     depends_on_sizes = True
 
@@ -364,12 +367,14 @@ class Optimal(Strategy):
     ) -> list[FloatArray]:
         """Minimise the cost of an epoch's batches, the last one of each bucket included, in at most that many buckets.
 
-        Without a cost it is the number of batches, Σ ceil(n_b / B_b). With one, each batch costs by its expected
-        longest, and the best tables of each number of buckets are then compared by their cost as it is reported, so
-        allowing more buckets never costs more. Of equal ones the fewest buckets are taken.
+        Without a cost function, the cost is the number of batches, Σ ceil(n_b / B_b). With one, a
+        batch's cost follows from its expected longest length; the best tables for each number of
+        buckets are then compared by their reported cost, so allowing more buckets never costs more.
+        On a tie, the fewest buckets are taken.
 
-        No other boundaries among the lengths give fewer batches, or cost less, up to 4,096 distinct lengths (320 with a
-        cost), which may all be boundaries; of more, 4,096 (320 with a cost).
+        Up to 4,096 distinct lengths (320 with a cost function) may all be boundaries: then no other
+        boundaries among the lengths give fewer batches, or cost less. With more lengths, that many
+        of them are candidates.
         """
         histogram = problem.histogram
         sizes = problem.batch_sizes
@@ -410,7 +415,7 @@ class Pooled(Strategy):
     def boundaries(
         self, problem: Problem, num_buckets: Sequence[int]
     ) -> list[FloatArray]:
-        """Return the longest lengths of each run of equal batch sizes, whatever the number asked for."""
+        """Return the longest length of each run of equal batch sizes, whatever number of buckets is asked for."""
         ends = ends_of_runs(problem.batch_sizes)
         return [problem.histogram.lengths[ends]] * len(num_buckets)
 
@@ -428,7 +433,7 @@ PACKED = "packed"
 
 
 def checked_settings(**values: Any) -> SweepSettings:
-    """Return the settings of a sweep; UsageError for an unknown strategy, a wrong value, or sizes of no pools."""
+    """Return a sweep's settings; UsageError for an unknown strategy, a wrong value, or pool sizes without pools."""
     settings = checked(SweepSettings, values)
     for name in settings.strategies:
         known = (*STRATEGIES, PACKED)
@@ -479,7 +484,7 @@ def parse_sizes(text: str, flag: str) -> tuple[int | Literal["all"], ...]:
 
 
 def sizes_up_to(count: int, sizes: Iterable[int | Literal["all"]]) -> list[int]:
-    """Return the sizes of pools or buffers for so many examples, ascending, each once."""
+    """Return the sizes of pools or buffers for this many examples, ascending, each once."""
     return sorted({count if size == "all" else min(size, count) for size in sizes})
 
 
@@ -504,11 +509,11 @@ _TOPS = 64
 def two_dimensional_rows(
     pricing: Pricing, limits: Limits, costs: Costs, rows: Sequence[Row]
 ) -> list[TwoDimensionalRow]:
-    """Return the best tables over both lengths, next to the best over length alone with as many buckets.
+    """Return the best tables over both lengths, next to the best over length alone with the same number of buckets.
 
-    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both. Compared are
-    the rows with the fewest and the most buckets among those with boundaries for the frontier. Without such rows,
-    targets or a joint frontier the list is empty.
+    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for
+    both. They compare the rows with the fewest and the most buckets among those with boundaries for
+    the frontier. Without such rows, targets or a joint frontier the list is empty.
     """
     joint = costs.joint_frontier
     step_seconds = pricing.step_seconds
@@ -578,11 +583,12 @@ def optimal_table_2d(
 ) -> list[BucketTable]:
     """Return the tables that minimise the cost of all examples, for several bucket counts in one run.
 
-    The lengths are cut into bins, and each bin's targets into as many sub-bins as pay there. The last sub-bin of a bin
-    ends at the largest target in it, so every example has its bucket, with and without NeMo's strict mode. The table is
-    the best of all those whose length boundaries are among at most `resolution` quantiles of the lengths and the
-    `candidates`, and whose other target boundaries are among at most 64 quantiles of the targets. With no more
-    distinct values, these are all tables, whatever the costs.
+    The lengths are cut into bins, and each bin's targets into as many sub-bins as pay off. The last
+    sub-bin of a bin ends at the largest target in it, so every example has its bucket, with and
+    without NeMo's strict mode. The table is the best of all those whose length boundaries are among
+    at most `resolution` quantiles of the lengths and the `candidates`, and whose other target
+    boundaries are among at most 64 quantiles of the targets. With no more distinct values, these
+    are all tables, whatever the costs.
 
     Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up to its
     target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number of targets in

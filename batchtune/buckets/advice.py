@@ -44,11 +44,11 @@ _MORE_STEPS = 0.1
 
 
 class Recommendation(NamedTuple):
-    """The positions of rows, and why, in a sentence without a full stop.
+    """The positions of the recommended rows, and why.
 
     Attributes:
         row: The recommended one; None where none can be recommended.
-        reason: Why.
+        reason: Why, in a sentence without a full stop.
         portable: The best row that other samplers can run: a bucket table, or SpeechBrain's own algorithm.
     """
 
@@ -68,21 +68,24 @@ def recommend(
 ) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
-    Each must cost less than the fixed batch size, shuffled: in estimated time; without times, or if they are not to be
-    compared (`timed`), in batches.
+    The recommended row must cost less than the shuffled fixed batch size: in estimated time; in
+    batches if times are unknown, or not to be compared (`timed`).
 
-    The table is the one with the fewest buckets within 1% of the lowest cost. It must have only proven sizes (unless no
-    such table has), and be as random as asked for. Among tables with as many buckets the lower cost decides, then the
-    sizing `length`, which every framework can express, then the order.
+    The table is the one with the fewest buckets within 1% of the lowest cost. It must have only
+    proven sizes (unless no such table has), and be as random as asked for. Among tables with
+    equally many buckets the lower cost decides, then the sizing `length`, which every framework can
+    express, then the order.
 
-    Pools too must have only proven sizes, and cost at least 1% less than the table. They must be as random as
-    `min_randomness` asks, or else as the table; where no table can be recommended, as the cheapest one. Of those
-    within 1% of the fastest the most random are taken; none with `few_shapes`, which pools can't promise.
+    Pools too must have only proven sizes, and cost at least 1% less than the table. They must be as
+    random as `min_randomness` asks, or else as the table; where no table can be recommended, as the
+    cheapest one. Of the pools within 1% of the fastest, the most random are taken. With
+    `few_shapes`, which pools can't promise, none are.
 
     A row that keeps the examples of each optimizer step goes before all others: the first, if there are several.
 
-    With `steps_kept`, a row may make up to 10% more batches than the one with the fewest, and without times padded
-    lengths are compared: with the fixed batch size too, if it makes as few batches as that.
+    With `steps_kept`, a row may make up to 10% more batches than the one with the fewest, and
+    without times padded lengths are compared, also with the fixed batch size if it makes as few
+    batches.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     timed = timed and have_times(rows)
@@ -151,7 +154,8 @@ def best_of(
 ) -> SweptRow | None:
     """Return the row of least `preference` among those that cost at most 1% more than the cheapest; None without rows.
 
-    Those that cost more by no more than the `spread` of both, in the unit of the cost, are as good, too.
+    Rows whose cost differs by no more than the `spread` of both, in the unit of the cost, count as
+    equal, too.
     """
     cheapest = min(rows, key=cost, default=None)
     if cheapest is None:
@@ -261,7 +265,7 @@ def _why_same(row: Row, timed: bool) -> str:
 
 
 def keeping_reason(sweep: AnySweep, row: AnyRow, *, timed: bool) -> str:
-    """Return that the user's own config costs no more than the best row, with what both cost."""
+    """Say that the user's own config costs no more than the best row, and what both cost."""
     assert sweep.current is not None
     kept = keeps_steps(sweep)
     own, best = (shown_cost(each, timed, kept) for each in (sweep.current, row))
@@ -375,7 +379,7 @@ def scaled_far(rate: LearningRate | None) -> Iterator[str]:
 
 
 def kept_steps(min_steps: int | None, share: float) -> str:
-    """Say, to end a reason with, that batches are smaller for --min-steps; empty if they are as large as fits."""
+    """Return the end of a reason: that batches are smaller for --min-steps; empty if they are as large as fits."""
     if min_steps is None or share == 1.0:
         return ""
     return (
@@ -448,7 +452,7 @@ def too_few_examples(lengths: Lengths, row: Row) -> Iterator[str]:
 def longer_than(
     lengths: Lengths, limit: float, name: str, consequence: str
 ) -> Iterator[str]:
-    """Warn of examples beyond a limit, and what becomes of each."""
+    """Warn of examples beyond a limit, and say what becomes of them."""
     overlong = lengths.count_beyond(limit)
     if overlong:
         shown = format_length(limit, lengths.unit)
@@ -459,7 +463,8 @@ def longer_than(
 def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
     """Return a hint, in full sentences, where one example does not fit and the workload may expect seconds.
 
-    None where the lengths are seconds, or no times; a built-in workload knows the unit.
+    None if the lengths are in seconds, or in a unit that is not time; a built-in workload knows the
+    unit.
     """
     if lengths.unit not in _TO_SECONDS or workload.startswith("builtin:"):
         return None

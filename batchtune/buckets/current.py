@@ -1,6 +1,6 @@
 """A user's current settings of a sampler with random access, read from `--current`, and the batches that they make.
 
-They are written out, or those of a SpeechBrain recipe, whose values are never executed.
+The settings are written out, or come from a SpeechBrain recipe, whose values are never executed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Settings(Record, forbid_unknown_fields=True):
     Attributes:
         NAME: The kind's name in `sweep.json` or `stream.json`.
         SIGNS: Any of these settings gives the kind away.
-        AROUND: Settings that may also stand in a mapping around; the innermost counts.
+        AROUND: Settings that may also stand in an enclosing mapping; the innermost one counts.
     """
 
     NAME: ClassVar[str]
@@ -121,7 +121,7 @@ class Known(Generic[AnySettings]):
 class GivenSettings(Generic[AnySettings]):
     """Settings as a user gave them: `source` is `--current` or the file's name, `key_path` the place in the file.
 
-    `names` are those of the settings that a user wrote; the others have their defaults.
+    `names` are the settings that the user wrote; all others have their defaults.
     """
 
     settings: AnySettings
@@ -494,7 +494,7 @@ class CountedBatches(TableSettings):
         return self.own.sampler
 
     def batching(self, lengths: Lengths) -> Batching:
-        """Return the largest batches with each longest example, which may hold any shorter ones."""
+        """Return the largest batch for each longest example; it may hold any shorter ones."""
         sizes: dict[float, int] = {}
         for shape in self.own.shapes:
             sizes[shape.length] = max(shape.batch_size, sizes.get(shape.length, 1))
@@ -527,11 +527,11 @@ class RecordedBatches(TableSettings):
 
     @property
     def accumulate(self) -> int | None:
-        """As many as most steps have."""
+        """The number of batches that most steps have."""
         return accumulation_of(self.steps)
 
     def counted(self, lengths: Lengths) -> CountedBatches:
-        """Return them as those of an epoch; raises ValueError if they are others."""
+        """Return the recorded batches as an epoch's; raises ValueError if they are of other data, or packed."""
         own = recorded(self.steps, lengths)
         if own is None:
             raise ValueError(
@@ -540,7 +540,7 @@ class RecordedBatches(TableSettings):
         return CountedBatches(own=own)
 
     def batching(self, lengths: Lengths) -> Batching:
-        """Return the largest batches with each longest example."""
+        """Return the largest batch for each longest example."""
         return self.counted(lengths).batching(lengths)
 
     def priced(self, pricing: Pricing, batching: Batching) -> TimedRow:
@@ -610,7 +610,7 @@ def _of_recording(recording: Recording, path: Path) -> Current:
 
 
 def known_recording(path: Path, lengths: Lengths) -> Current | None:
-    """Return the same where there is one, of padded batches of these lengths that batchtune did not make."""
+    """Return a file's last recording; None unless it has padded batches of these lengths, not batchtune's."""
     if not path.exists():
         return None
     last = last_recording(path)

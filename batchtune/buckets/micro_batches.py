@@ -56,7 +56,7 @@ from batchtune.results import (
 )
 from batchtune.units import counted, format_number, format_percent, format_seconds
 
-# The optimizer steps of a training that draws its batches at random, and the numbers of micro-batches to compare.
+# The optimizer steps of training that draws its batches at random, and the numbers of micro-batches to compare.
 
 # The fewest micro-batches are those that all of this many random steps fit into.
 _STEPS = 4096
@@ -67,12 +67,13 @@ _NUMBERS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSteps:
-    """The optimizer steps of a training whose batches are drawn at random.
+    """The optimizer steps of training that draws its batches at random.
 
     Attributes:
         batch_size: Examples of each batch.
         dealing: Its ranks, and how many batches each of them accumulates.
-        unknown_sampler: Draws the examples, which are taken for random; None if they are.
+        unknown_sampler: The sampler that draws the examples, assumed to be random; None if they are
+            known to be.
     """
 
     batch_size: int
@@ -85,10 +86,10 @@ class OwnSteps:
         return self.batch_size * self.dealing.batches_per_step
 
     def accumulations(self, fewest: int, asked: int | None, *others: int) -> list[int]:
-        """Return the numbers of micro-batches to compare: `asked` for, as now, others, the `fewest` that hold a step.
+        """Return the numbers of micro-batches to compare: that `asked` for, the present one, others, and the `fewest`.
 
-        Of an unknown sampler only those asked for and as now, which hold its batches if these fit. Raises UsageError if
-        a step can't be cut into as many as were asked for.
+        For an unknown sampler, only the number asked for and the present one, which holds its
+        batches if they fit. Raises UsageError if a step can't be cut into the number asked for.
         """
         most = self.examples // self.dealing.world_size
         numbers = [max(self.dealing.accumulate, fewest)]
@@ -133,10 +134,10 @@ class OwnSteps:
         tolerance: float,
         seed: int,
     ) -> int:
-        """Return how many micro-batches of a rank cost the least, from the `fewest` to as many as now.
+        """Return how many micro-batches of a rank cost the least, from the `fewest` to the present number.
 
-        Fewer ones save what each takes by itself, and pad more. Of those that cost hardly more than the least, the most
-        are taken, which need the least memory.
+        Fewer micro-batches save the fixed cost of each, but pad more. Of the numbers that cost
+        hardly more than the least, the largest is taken, because it needs the least memory.
         """
         lengths = cutter.lengths
         steps = [*islice(self.random(lengths.size, seed), _COMPARED)]
@@ -164,7 +165,7 @@ def row_of(
     dealing: RankSplit,
     proofs: FloatArray | None = None,
 ) -> PackedRow:
-    """Return what the micro-batches of an epoch come to.
+    """Return the figures of an epoch's micro-batches.
 
     Args:
         packed: The micro-batches; number i is rank i % world_size's.
@@ -232,7 +233,7 @@ def random_row(
 def batcher_of(
     tokens: IntArray, budget: Budget, pool_size: int, accumulate: int | None
 ) -> Batcher:
-    """Return what packs pools, or steps of `pool_size` random sequences into as many micro-batches as accumulated."""
+    """Return the batcher that packs pools, or steps of `pool_size` random sequences, as the dealing says."""
     if accumulate is None:
         return PackedBatcher(tokens, budget, pool_size)
     return StepBatcher(tokens.size, StepPacker(tokens, budget), pool_size, accumulate)
@@ -254,7 +255,7 @@ def simulated_row(
     *,
     keeps_examples: bool = False,
 ) -> PackedRow:
-    """Return what the sampler's first epochs with this seed come to: the first, and all of them for what must fit.
+    """Return the figures of the sampler's first epochs with this seed: of the first, and of all for what must fit.
 
     With `keeps_examples`, steps of `pool_size` random sequences are packed into as many micro-batches as `dealing`
     accumulates.
@@ -307,7 +308,7 @@ class Packing:
             self.budget(None)
 
     def budget(self, measured: PackedCosts | None) -> Budget | None:
-        """Return what sequences are packed to: --max-tokens, or what was measured.
+        """Return the token budget: --max-tokens, or the measured one.
 
         Returns None if the training does not pack. Raises UsageError if a value is invalid.
         """
@@ -371,9 +372,9 @@ def tokens_of(lengths: Lengths, budget: Budget) -> IntArray:
 def with_min_packed_steps(
     budget: Budget, lengths: Lengths, min_steps: int, dealing: RankSplit
 ) -> Budget:
-    """Return the budget, smaller if an epoch must have so many optimizer steps: they need as many micro-batches.
+    """Return the budget, made smaller if an epoch must have more optimizer steps than it gives.
 
-    Raises UsageError if the longest sequence does not fit in one so small.
+    Raises UsageError if the longest sequence does not fit into the smaller one.
     """
     tokens = _cut_tokens(lengths, budget)
     largest = int(tokens.sum()) // dealing.fewest_batches(min_steps)
@@ -417,8 +418,9 @@ def sweep_packers(
 ) -> PackingSweep:
     """Compare the packers with each other and with `padded`, the best padded batches, and recommend one of them.
 
-    `before` are the padded batches that the user trains with; None: the best ones. `own` are the user's optimizer
-    steps, if those are of random sequences: where the settings keep these, what packs them is recommended.
+    `before` are the padded batches that the user trains with; None: the best ones. `own` are the
+    user's optimizer steps, if they have random sequences: if the settings keep them, the row that
+    packs them is recommended.
 
     Raises:
         UsageError: The lengths or the steps can't be packed, or there are too few for all ranks.
@@ -631,7 +633,7 @@ def kept(
 ) -> Keep:
     """Return what the recommendation keeps as it is: what was asked for, or as much as is known of the training.
 
-    `count` are the examples of the data. Raises UsageError if options contradict each other.
+    `count` is the number of examples. Raises UsageError if options contradict each other.
     """
     keep = settings.keep or _by_default(settings, current, own, count)
     if settings.min_steps is not None and keep != "steps":
@@ -677,7 +679,7 @@ def _by_default(
 
 
 class KnownSizes(NamedTuple):
-    """The most examples of a batch in what will be recommended (None: any number), and those of the training's own.
+    """The most examples of a batch that may be recommended (None: any number), and of the training's own batches.
 
     An `own` of 0 is unknown.
     """
@@ -728,9 +730,9 @@ def refuse_to_pack(settings: SweepSettings) -> None:
 def same_step_rows(
     pricing: Pricing, limits: Limits, settings: SweepSettings, own: OwnSteps
 ) -> Iterator[TimedRow]:
-    """Yield the rows of as many micro-batches as now, of those that take the least time, and of the fewest that fit.
+    """Yield the rows with the present number of micro-batches, the fastest number, and the fewest that fit.
 
-    Where the user says how many (`micro_batches`), the row of these is the first.
+    If the user asks for a number (`micro_batches`), its row comes first.
     """
     sizing = limits.sizings[-1]
     table = limits.pooled_table(pricing.lengths.histogram)

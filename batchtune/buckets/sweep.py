@@ -125,12 +125,13 @@ def run_sweep(
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
-    `max_batch_length` goes before the probe's; `force` discards results of other data in the folder; `on_row` is
-    called with each row as soon as it is known. If `from_training`, the costs are those of the recorded training
-    instead of the probe's. With a token budget, of `packing` or of a probe of packed batches, packers are compared as
-    well, and it is the max_batch_length of padded batches if none is given or measured. Rows with a name in `refuted`
-    failed in shuffled training, so none of their sizes is proven. A proof in an earlier `sweep.json` stays if all else
-    there is the same.
+    `max_batch_length` goes before the probe's; `force` discards results of other data in the
+    folder; `on_row` is called with each row as soon as it is known. If `from_training`, the costs
+    are those of the recorded training instead of the probe's. With a token budget, of `packing` or
+    of a probe of packed batches, packers are compared as well, and the budget is the
+    max_batch_length of padded batches if none is given or measured. Rows with a name in `refuted`
+    failed in shuffled training, so none of their sizes is proven. A proof in an earlier
+    `sweep.json` stays if everything else in that file is the same.
 
     Raises ResultError if the folder holds results of other data, or if max_batch_length is neither given nor measured,
     and UsageError if the lengths can't be packed.
@@ -226,7 +227,7 @@ def costs_in(
 ) -> tuple[bool, Costs, float | None]:
     """Return whether the folder holds results of other data, the costs of its probe, and max_batch_length.
 
-    This is as given, or that of a probe of padded batches; None if it is not known.
+    max_batch_length is the given one, or that of a probe of padded batches; None if unknown.
     """
     foreign = holds_other_lengths(lengths, folder, force=force)
     probe = None
@@ -637,7 +638,7 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
         timed and costs.step_seconds is None
     ):
         raise ResultError(
-            "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
+            "the recommended table was tuned with a probe's measurements, but the run has no such probe.json",
             "Put probe.json back, or probe and sweep again with `batchtune tune`.",
         )
     frontier = None

@@ -339,7 +339,7 @@ app = typer.Typer(
     epilog="`batchtune COMMAND --help` shows a command's options, with examples. An option such as --num-buckets can "
     "also be set by the environment variable BATCHTUNE_NUM_BUCKETS; flags override the environment. Exit codes: 0 "
     "done; 1 failed: the message says what, where, and what to do; 2 wrong usage; 3 a rule of `report --fail-if` "
-    "fails, or the recommended batches do not hold; 130 interrupted.",
+    "or the verification fails; 130 interrupted.",
 )
 
 

@@ -103,7 +103,7 @@ def write_result(
     inputs: Sequence[str | Path] = (),
     quiet: bool = False,
 ) -> None:
-    """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`.
+    """Write a result to a file, whole or not at all, never over `inputs` or a run's files; to stdout for None and `-`.
 
     Say where the file is, unless quiet: its folder may be new.
     """
@@ -186,7 +186,7 @@ def _bar() -> Bar:
 
 @dataclass(slots=True)
 class Progress:
-    """What is being done; `ends` is when that will be over, on the monotonic clock, by a guess."""
+    """The progress of the present task; `ends` is a guess of when it will be over, on the monotonic clock."""
 
     doing: str
     ends: float = 0.0
@@ -201,7 +201,7 @@ class Progress:
         total: float | None,
         seconds_left: float | None = None,
     ) -> None:
-        """Show what is done now, and how much of all."""
+        """Show the present task, and how much of all is done."""
         self.doing = doing
         self.ends = time.monotonic() + (seconds_left or 0.0)
         if self.bar is not None:
@@ -248,12 +248,12 @@ class Progress:
         )
 
     def say(self, line: str) -> None:
-        """Print a line above the bar; there is none in a log."""
+        """Print a line above the bar; without a bar, nothing."""
         if self.bar is not None:
             self.bar.console.print(line, highlight=False, markup=False)
 
     def write_lines(self, ended: threading.Event) -> None:
-        """Write a line on what is done now and then, at least every 30 s, also while one step takes long."""
+        """Write a line of progress now and then, at least every 30 s, even while one step takes long."""
         due = _FIRST_LINE_AFTER_SECONDS
         while not ended.wait(_POLL_SECONDS):
             seconds = time.monotonic() - self.started
@@ -316,7 +316,7 @@ class WorkerBar:
         """Show the progress of a verification."""
         if verifying.phase == "replayed":
             steps = counted(verifying.total, "step")
-            self._show(verifying, f"Replaying what {steps} asked of memory, among them")
+            self._show(verifying, f"Replaying the memory requests of {steps}, such as")
             return
         doing = f"{verifying.phase.replace('pairs', 'paired').capitalize()} batches"
         if verifying.process > 1:
@@ -366,7 +366,7 @@ def _about(device: Device, settings: ProbeSettings) -> Iterator[str]:
     yield first
     kept += device.outside_bytes or 0
     if kept:
-        yield f"Besides, {format_size(kept)} are kept free, for --reserve, --ddp and the device's libraries."
+        yield f"In addition, {format_size(kept)} are kept free for --reserve, --ddp and the device's libraries."
     if settings.ddp and not device.ddp_bytes:
         yield (
             "Warning: --ddp keeps nothing free: after the workload's setup no parameter requires a gradient. "

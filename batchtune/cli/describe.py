@@ -80,10 +80,11 @@ def scan(
     Reads only the headers of audio and .npy arrays, in folders or tar shards. Without -o, shows how the lengths are
     distributed and what hurts batching.
 
-    With -o, writes id, length, target length and source of every example as Parquet, a manifest for the other commands.
-    Keeps the lengths of finished shards next to it until all are written: if interrupted, the same command continues
-    where it stopped. With --histogram, the file stays small for any number of examples; all commands take it as a
-    manifest, except those that need each example or the order.
+    With -o, writes id, length, target length and source of every example as Parquet, a manifest for
+    the other commands. Keeps the lengths of finished shards next to that file until all are
+    written: if interrupted, the same command continues where it stopped. With --histogram, the file
+    stays small for any number of examples; all commands take it as a manifest, except those that
+    need each example or the order.
     """
     from batchtune.manifests import scan as write_scan
     from batchtune.manifests.inputs import check_choice
@@ -194,8 +195,9 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a result file.
 
-    Each file in a run folder, and each command's output with --json, has one: JSON Schema 2020-12, with the meaning of
-    each field. Its $id ends in the version of the files, which is also in their meta.
+    Each file in a run folder, and each command's output with --json, has one: JSON Schema 2020-12,
+    with the meaning of each field. Its $id ends in the version of the file, which is also in the
+    file's meta.
 
     Reads nothing. Writes to FILE if -o is given. A schema is always JSON; --json applies to the list of names.
     """

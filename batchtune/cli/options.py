@@ -344,13 +344,13 @@ class WorkloadOptions:
         "W",
     )
     task: ModelTask | None = option(
-        "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Its examples are random. "
+        "For transformers: causal-lm, sequence-classification, ctc or speech-seq2seq. Examples are random. "
         "--set takes TrainingArguments, such as bf16=true, and lora=RANK.",
         "TASK",
     )
     loss: str | None = option(
         "For torch: cross_entropy of outputs [B, ..., classes], mse, or a function of the file, loss(outputs, inputs). "
-        "Its inputs are random tokens [B, L] below --set vocab=100, or frames with --set features=80.",
+        "The model's inputs are random tokens [B, L] below --set vocab=100, or frames with --set features=80.",
         "LOSS",
     )
     hparams: str | None = option(
@@ -367,7 +367,7 @@ class WorkloadOptions:
         "X",
     )
     target_per_unit: float | None = option(
-        "The same for the target's axis.",
+        "Like --per-unit, for the target's axis.",
         "X",
     )
     batch_size_key: str | None = option(
@@ -423,7 +423,8 @@ class WorkloadOptions:
         parser=_size,
     )
     memory_fraction: float | None = option(
-        "Fraction of that memory to use (default: as probed, or 0.9).", "X"
+        "Fraction of --memory, or of the whole device, to use (default: as probed, or 0.9).",
+        "X",
     )
     allocator: Choice | None = option(
         "How torch takes GPU memory: expandable (segments), native, or auto, which is expandable where that "
@@ -510,7 +511,7 @@ class WorkloadOptions:
 
     @property
     def in_words(self) -> str | None:
-        """The training step as a part of a command line, after a space; None if it is not one for all commands."""
+        """The training step as a part of a command line, after a space; None if only some commands take it."""
         if self.command is not None:
             from batchtune.files import command_text
 

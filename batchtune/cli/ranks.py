@@ -74,7 +74,7 @@ def refuse_to_be_a_rank(
         if "TORCHELASTIC_RUN_ID" not in environment:
             where = f"as rank {environment['RANK']} of {environment['WORLD_SIZE']}"
         raise UsageError(
-            f"batchtune was started {where}, once a rank, but starts the ranks itself",
+            f"batchtune was started {where}, once per rank, but starts the ranks itself",
             f"Start it once: {_command([], words, ranks)}",
         )
     # Those of a step count before those of its job.
@@ -83,7 +83,7 @@ def refuse_to_be_a_rank(
     )
     if tasks > 1:
         raise UsageError(
-            f"SLURM starts {tasks} tasks of batchtune on a machine, one a GPU, but batchtune starts the ranks itself",
+            f"SLURM starts {tasks} tasks of batchtune on a machine, one per GPU, but batchtune starts the ranks itself",
             "Start one task a machine: "
             + _command(["srun", "--ntasks-per-node=1"], words, tasks),
         )
@@ -117,7 +117,7 @@ def _command(launcher: list[str], words: list[str], ranks: int) -> str:
 
 @contextmanager
 def other_nodes(subject: WorkloadOptions, *, quiet: bool) -> Iterator[Nodes | None]:
-    """Give the connections to the other nodes, once all have come; None without any.
+    """Give the connections to the other nodes, once all have connected; None without other nodes.
 
     On another node than node 0, this does what node 0 says, and ends the program.
     """

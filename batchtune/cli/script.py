@@ -82,10 +82,10 @@ def record(
     and whether memory ran out. The script needs no change: batchtune watches its PyTorch data loaders. Nothing waits
     for a GPU. Each step resets torch's own peak statistics.
 
-    Adds to training.jsonl in the run folder, line by line, so that nothing is lost if the script is killed. `batchtune
-    report` compares the last recording with what was predicted, `sweep-buckets --from-training` takes costs from all
-    of them, and the next `probe-oom` or `tune` there stays below what ran out of memory. The exit code is the
-    script's.
+    Adds to training.jsonl in the run folder, line by line, so that nothing is lost if the script is
+    killed. `batchtune report` compares the last recording with the predictions, `sweep-buckets
+    --from-training` takes costs from it without a probe, and the next `probe-oom` or `tune` in this
+    folder stays below what ran out of memory. The exit code is the script's.
     """
     from batchtune.files import check_writable
     from batchtune.results import TRAINING_FILE
@@ -129,15 +129,16 @@ def run(
 ) -> None:
     """Run a training script as it is, with the recommended batches.
 
-    Starts the command after `--`. Its training DataLoader gives the batches of the run folder's sampler.yaml, with its
-    own data set, collate_fn and workers; len() is the number of batches. This is the loader with as many examples as
-    the manifest; other loaders, such as validation, stay as they are. batchtune records each step, as `batchtune
-    record` does: `batchtune report` then compares the training with what was predicted.
+    Starts the command after `--`. Its training DataLoader gives the batches of the run folder's
+    sampler.yaml, with its own data set, collate_fn and workers; len() is the number of batches. The
+    training DataLoader is the one with as many examples as the manifest; other loaders, such as
+    validation, stay as they are. batchtune records each step, as `batchtune record` does:
+    `batchtune report` then compares the training with the predictions.
 
-    Each iteration is the next epoch, or the one that the script gives its sampler with set_epoch. On several ranks
-    (torchrun, accelerate, Lightning), each gets its own batches, the same number on all. From a checkpoint within an
-    epoch, transformers' Trainer, SpeechBrain and StatefulDataLoader continue there; other scripts begin the epoch
-    again.
+    Each iteration is the next epoch, or the one that the script gives its sampler with set_epoch.
+    On several ranks (torchrun, accelerate, Lightning), each gets its own batches, the same number
+    on all. After a checkpoint within an epoch, transformers' Trainer, SpeechBrain and
+    StatefulDataLoader continue at that batch; other scripts begin the epoch again.
 
     MANIFEST is the manifest that was tuned (default: lengths.parquet in the run folder, if tune took the lengths from
     the script). Its row i must be example i of the data set: batchtune checks 20 examples. If it can't give the script

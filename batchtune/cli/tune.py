@@ -93,12 +93,13 @@ def tune(
 ) -> None:
     """Probe, sweep, prove and report, all in one.
 
-    Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to a recommended
-    sampler config. Before the report, the recommended batches run as in training, shuffled and in fresh processes. On a
-    GPU, what they asked of its memory is replayed in other orders (thousands of steps that compute nothing), because
-    one shape may not fit into the memory that another leaves behind; on CUDA's native allocator pairs of shapes run,
-    too. A batch that fails is ruled out, and this proof starts again with smaller batches. It takes about a third of
-    the probe's time. Batches that could not be proven in time are marked as unproven.
+    Runs `batchtune probe-oom`, `batchtune sweep-buckets` and `batchtune report`: from a manifest to
+    a recommended sampler config. Before the report, the recommended batches run as in training,
+    shuffled and in fresh processes. On a GPU, their memory requests are replayed in other orders
+    (thousands of steps that compute nothing), because one shape may not fit into the memory that
+    another leaves behind; on CUDA's native allocator pairs of shapes run, too. A batch that fails
+    is ruled out, and this proof starts again with smaller batches. It takes about a third of the
+    probe's time. Batches that could not be proven in time are marked as unproven.
 
     After --, give the command of your training script, which runs unchanged: its loop gets the batches to measure from
     its own DataLoader. Trackers are turned off, and no epoch ends. The script can't overwrite or delete a file of
@@ -330,14 +331,16 @@ def sweep_buckets(
 ) -> None:
     """Compare bucket tables and recommend one.
 
-    If the training packs (its probe packed, or you give --max-tokens), compares packers with padded batches and
-    recommends one.
+    If the training packs (its probe packed, or you give --max-tokens), compares packers with padded
+    batches and recommends one.
 
-    Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
+    Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU,
+    and no torch.
 
-    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length or
-    --from-training, no probe is needed. Takes the options for reading the manifest, such as --max-length, from the run
-    and shows them, unless --force starts over. Writes sweep.json and sampler.yaml there.
+    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with
+    --max-batch-length or --from-training, no probe is needed. Takes the options for reading the
+    manifest, such as --max-length, from the run and shows them, unless --force starts over. Writes
+    sweep.json and sampler.yaml into the run folder.
     """
     from batchtune.buckets.micro_batches import Packing
 
@@ -373,8 +376,9 @@ def sweep_stream(
     Simulates what each worker of each rank reads, as WebDataset splits and shuffles shards, and compares SpeechBrain's
     dynamic_bucketed_batch with batchtune's own BucketedStream at the same buffer size. Needs no GPU.
 
-    Reads tar shards (only their headers), or any manifest in the order of the stream. max_batch_length and costs come
-    from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
+    Reads tar shards (only their headers), or any manifest in the order of the stream.
+    max_batch_length and costs come from the run folder's probe.json, or from --max-batch-length.
+    Writes stream.json and stream.yaml into the run folder.
     """
     from batchtune.streams.simulated import stream_current
     from batchtune.streams.sweep import run_stream_sweep

@@ -71,7 +71,7 @@ class RunAndManifest(ManifestOptions):
     )
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder and the source; the first argument may only be the run folder without --run.
+        """Return the run folder and the source; without --run, the first argument may be the run folder.
 
         Without a source, the lengths are those that `tune` took from a script's data set.
         """
@@ -118,21 +118,23 @@ def verify(
 ) -> None:
     """Run the recommended batches for real.
 
-    Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
-    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. On a
-    GPU, what they asked of its memory is replayed in other orders; on CUDA's native allocator pairs of shapes follow,
-    each on an emptied cache. Other shuffles run in further processes if a start costs little. The recommendation holds
-    if no batch runs out of memory, memory does not grow, and an epoch takes the estimated time; otherwise the exit code
-    is 3.
+    Runs the batches of the run folder's sampler.yaml, one training step after the other in one
+    process: first the largest batch of each bucket (in pools: of each batch size), twice, then
+    shuffled batches with real lengths. On a GPU, their memory requests are replayed in other
+    orders; on CUDA's native allocator pairs of shapes follow, each on an emptied cache. Other
+    shuffles run in further processes if a start costs little. The recommendation holds if no batch
+    runs out of memory, memory does not grow, and an epoch takes the estimated time; otherwise the
+    exit code is 3.
 
     After --, give the command of your training script, if it was probed: it runs unchanged.
 
     With --stream, runs the batches of stream.yaml: the largest ones, then those that BucketedStream makes of the
     shards, in its order, with the workers, ranks and shuffles of stream.json.
 
-    Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
-    options for reading the manifest from its probe.json or run.json. Writes verify.json there, and marks in sweep.json
-    and sampler.yaml whether the recommended batches are proven.
+    Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a
+    built-in workload and the options for reading the manifest from its probe.json or run.json.
+    Writes verify.json into the run folder, and marks in sweep.json and sampler.yaml whether the
+    recommended batches are proven.
     """
     from batchtune.files import check_writable
     from batchtune.reports import load_run

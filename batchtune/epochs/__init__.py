@@ -1,9 +1,10 @@
 """One epoch's batches: cut from buckets or pools, dealt to ranks, put in order, and their shapes; and what they cost.
 
-A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into `EpochBatches`, as many for each rank.
-`drawn` puts these batches in order, those of all ranks; `shapes_of` returns their shapes. The sampler, the verification
-and the simulation of an epoch are these steps. `lengths` always has the shape (examples,). The other modules know
-what the batches cost: models of memory and step time, expectations, rows of a sweep.
+A batcher (`epochs.batchers`) orders an epoch's examples and cuts them into `EpochBatches`, the same
+number for each rank. `drawn` puts the batches of all ranks in order; `shapes_of` returns their
+shapes. The sampler, the verification and the simulation of an epoch are these steps. `lengths`
+always has the shape (examples,). The other modules know what the batches cost: models of memory and
+step time, expectations, rows of a sweep.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RankSplit:
     Attributes:
         same_bucket: Whether, step by step, the batches of all ranks are of one bucket.
         drop_last: Whether to leave out examples that fill no batch, and batches not enough for all ranks.
-        accumulate: The ranks wait for each other only after so many batches.
+        accumulate: The ranks wait for each other only after this many batches.
     """
 
     world_size: int = 1
@@ -51,7 +52,7 @@ class RankSplit:
 
     @classmethod
     def of(cls, settings: SweepSettings, costs: Costs) -> RankSplit:
-        """Return how the settings of a sweep share out optimizer steps, and what was measured where they don't say."""
+        """Return the split that a sweep's settings ask for, or that of the measurements where they don't say."""
         return cls(
             world_size=settings.world_size or costs.world_size,
             accumulate=settings.accumulate or costs.accumulate,
@@ -182,13 +183,14 @@ def steps_per_rank(steps: Layout) -> int:
 def deal(
     steps: Layout, per_rank: int | None = None, firsts: IntArray | None = None
 ) -> Layout:
-    """Deal what was cut into steps, those of one batch or with `same_bucket` of one for each rank, to the ranks.
+    """Deal steps to the ranks; a step is one batch, or with `same_bucket` one batch for each rank.
 
-    If the steps are no multiple of the ranks, or too few for `per_rank` batches of each, the largest are split in two
-    until they are; if even batches of one are too few, some are dealt twice. A step for all ranks is dealt evenly; of
-    fewer examples than ranks, others from `firsts`, the first position of each bucket, are dealt twice, or without it
-    the same. With `drop_last` nothing is split or repeated: rests are left out here, and full batches that are not
-    enough for all ranks in `drawn`.
+    If the ranks can't have equally many steps, or `per_rank` batches each, the largest steps are
+    split in two until they can; if even batches of one are too few, some are dealt twice. A step
+    for all ranks is dealt evenly. If it has fewer examples than ranks, other examples of its
+    bucket, which begins at its position in `firsts`, are dealt twice; without `firsts`, its own.
+    With `drop_last`, nothing is split or repeated: remainders are left out here, and full batches
+    that are too few for all ranks in `drawn`.
     """
     dealing = steps.dealing
     together = dealing.together
@@ -253,9 +255,10 @@ _BATCHES = 2
 class ShuffleKey:
     """The order in which examples and batches come.
 
-    `shuffle` is of the examples, within their buckets or before pools are taken, and of the batches (`ordering`
-    random). The orderings `ascending` and `descending` sort batches stably by their longest length; without `shuffle`,
-    `random` leaves them as a streaming sampler would complete them. `attempt` says which of an epoch's shuffles it is.
+    `shuffle` shuffles the examples, within their buckets or before pools are taken, and the batches
+    (`ordering` random). The orderings `ascending` and `descending` sort batches stably by their
+    longest length; without `shuffle`, `random` leaves them as a streaming sampler would complete
+    them. `attempt` says which of an epoch's shuffles it is.
     """
 
     shuffle: bool = True
@@ -272,7 +275,7 @@ class ShuffleKey:
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
     def examples(self, count: int) -> Indices:
-        """Return this epoch's order of so many examples: shuffled, or as they are."""
+        """Return this epoch's order of this many examples: shuffled, or as they are."""
         order: Indices = np.arange(count, dtype=index_dtype(count))
         if self.shuffle:
             self.stream(EXAMPLES).shuffle(order)
@@ -389,7 +392,7 @@ class EpochShapes:
 
     @classmethod
     def of(cls, shapes: Sequence[BatchShape], *, with_targets: bool) -> EpochShapes:
-        """Return shapes that are known one by one; without a target length, that is 0."""
+        """Return shapes that are known one by one; a missing target length counts as 0."""
         targets = None
         if with_targets:
             targets = np.array([shape.target_length or 0.0 for shape in shapes])

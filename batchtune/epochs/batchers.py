@@ -68,8 +68,9 @@ class Cutter(ABC):
     def cut(self, examples: Indices, each: int | None) -> tuple[list[Indices], Indices]:
         """Return `each` micro-batches for every rank, as ranks take them in turn, and the examples that don't fit.
 
-        These are the shortest ones. Without a number there are as few micro-batches as hold all examples. Of fewer
-        examples than micro-batches, there are fewer of these, or on several ranks some examples are dealt twice.
+        The shortest examples are left over. Without `each`, there are as few micro-batches as hold
+        all examples. With fewer examples than micro-batches, fewer are made, or on several ranks
+        some examples are dealt twice.
         """
         ranks = self.world_size
         if each is None:
@@ -85,8 +86,9 @@ class Cutter(ABC):
     ) -> Iterator[tuple[list[Indices], int]]:
         """Yield the micro-batches of each step, from its examples and how many micro-batches each rank runs.
 
-        And how many would hold all of its examples, if some don't fit and move to the next step; else 0. After the last
-        step, more micro-batches follow.
+        Also yield how many micro-batches would hold all of the step's examples, if some don't fit
+        and move to the next step; else 0. Examples left after the last step make more
+        micro-batches.
         """
         left = np.empty(0, dtype=np.int64)
         each: int | None = 1
@@ -151,7 +153,7 @@ class StepCutter(Cutter):
 
 
 def micro_batches(own: int, own_accumulate: int, accumulate: int) -> int:
-    """Return how many micro-batches take the place of a rank's `own` batches, if a step is cut into `accumulate`.
+    """Return how many micro-batches replace a rank's `own` batches, if a step is cut into `accumulate`.
 
     A last step of fewer than `own_accumulate` batches is cut into fewer micro-batches in proportion.
     """
@@ -192,10 +194,10 @@ class _Ends(NamedTuple):
 
 
 def least_costly(costs: FloatArray, fits: IntArray, parts: int) -> IntArray | None:
-    """Return the sizes of `parts` micro-batches, as many examples each as fit, whose costs are least in sum.
+    """Return the sizes of `parts` micro-batches that fit, with the least total cost.
 
-    A micro-batch costs as many times what its first example does, `costs`, as it has examples. None if the examples
-    don't fit into `parts`, or are fewer than that. `fits` is as for `most_held`.
+    A micro-batch costs its number of examples times what its first example costs, by `costs`. None
+    if the examples don't fit into `parts`, or are fewer than that. `fits` is as for `most_held`.
     """
     count = costs.size
     if count < parts:
@@ -267,7 +269,7 @@ def _ends(
 def equal_parts(fits: IntArray, parts: int) -> IntArray | None:
     """Return sizes that differ by one at most, so that a mean over each micro-batch's examples weighs them alike.
 
-    None if the examples don't fit so, or are fewer than `parts`.
+    None if the examples don't fit like that, or are fewer than `parts`.
     """
     count = fits.size
     if count < parts:
@@ -282,7 +284,8 @@ def equal_parts(fits: IntArray, parts: int) -> IntArray | None:
 def in_turn(costs: FloatArray, ranks: int) -> IntArray:
     """Return the order in which ranks take micro-batches in turn: those at one place cost about the same.
 
-    Places alternate in which rank takes the dearest, so that no rank is always the slowest.
+    From place to place, another rank takes the most expensive one, so that no rank is always the
+    slowest.
     """
     places = largest_first(costs).reshape(-1, ranks)
     places[1::2] = places[1::2, ::-1]
@@ -309,9 +312,10 @@ class Batching:
     With `batch_overhead`, the cost of a batch on top of its padded length, in the unit of length, pools are cut so that
     the sum of both is least; without, each batch holds as many examples as fit.
 
-    With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into this many micro-batches
-    for each rank, with the least padding or, with `equal_counts`, of the same number of examples. With `pair_cost`, the
-    cost of a pair of positions of an example in that of a position, all these costs are least, not the padding.
+    With `accumulate`, each pool is an optimizer step of all ranks: its examples are cut into this
+    many micro-batches for each rank, with the least padding or, with `equal_counts`, of the same
+    number of examples. With `pair_cost`, the cost of a pair of positions of an example relative to
+    that of one position, these costs are minimised instead of the padding.
     """
 
     table: BucketTable  # in pools, a batch holds at most the batch size of its longest example's bucket
@@ -344,7 +348,7 @@ class Batching:
         return self.pool_size is not None
 
     def pools_of(self, count: int) -> int:
-        """Return how many pools so many examples make."""
+        """Return how many pools this many examples make."""
         assert self.pool_size is not None
         return ceil_div(count, self.pool_size)
 
@@ -383,7 +387,7 @@ class Batcher(ABC):
 
     @abstractmethod
     def cut(self, drawing: ShuffleKey, dealing: RankSplit) -> EpochBatches:
-        """Return an epoch's examples, cut into as many batches in every epoch: trainers ask for their number once."""
+        """Return an epoch's examples, cut into the same number of batches in every epoch: trainers ask for it once."""
 
     def batches_per_rank(self, drawing: ShuffleKey, dealing: RankSplit) -> int:
         """Return the number of batches of each rank; without cutting an epoch where a subclass can."""
@@ -392,7 +396,7 @@ class Batcher(ABC):
     def first_epochs(
         self, number: int, dealing: RankSplit, seed: int = 0
     ) -> Iterator[tuple[ShuffleKey, EpochBatches]]:
-        """Yield the shuffles and batches of so many epochs from the first one on."""
+        """Yield the shuffles and batches of this many epochs, from the first one on."""
         for epoch in range(number):
             drawing = ShuffleKey(seed=seed, epoch=epoch)
             yield drawing, self.cut(drawing, dealing)
@@ -494,8 +498,8 @@ class ReshuffledBatcher(Batcher):
 class PoolBatcher(ReshuffledBatcher):
     """Examples in pools: shuffled, taken `pool_size` at a time, sorted by length, cut into batches.
 
-    All pools of an epoch are of one size, to within one example. The longest examples of a pool come first; of equally
-    long ones those that the shuffle put first.
+    All pools of an epoch are of one size, to within one example. The longest examples of a pool
+    come first; equally long ones stay in the order of the shuffle.
     """
 
     def __init__(self, lengths: AnyArray, batching: Batching) -> None:

@@ -7,8 +7,8 @@ memory of fixed size), on each position (linear), on each pair of positions of a
 an input and a target (a transducer's joint network, a decoder's attention to an encoder: cross), over a constant part
 (parameters, optimizer state, launch overhead); the floor is the cost of the smallest shapes whatever their size.
 
-Forms with some of these terms are fitted by non-negative least squares of the relative error, and compared by their
-leave-one-out error, so that one that merely bends to few measurements loses.
+Forms with some of these terms are fitted by non-negative least squares of the relative error, and
+compared by their leave-one-out error, so that a form that merely overfits a few measurements loses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROUNDING = 1e-13
 def nonnegative_fits(
     columns: FloatArray, target: FloatArray, forms: BoolArray
 ) -> FloatArray:
-    """Return each form's coefficients of at least 0 with which its columns come closest to the target.
+    """Return each form's non-negative coefficients that bring its columns closest to the target.
 
     Such a fit is the least-squares fit of the columns whose coefficients are positive, and no other column of the
     form could be added with a positive one (the Kuhn-Tucker conditions: Lawson and Hanson 1974, chapter 23). Of the
@@ -47,7 +47,7 @@ def nonnegative_fits(
         forms: Shape (forms, columns): which columns each form has.
 
     Returns:
-        Shape (forms, columns), 0 for columns without a part.
+        Shape (forms, columns), 0 for unused columns.
     """
     scaled, scales = scaled_columns(columns)
     # The triangular factor is fitted as the columns are.
@@ -238,10 +238,11 @@ def fit_cost(
 ) -> CostModel | None:
     """Fit the cost model by least squares of the relative error, with coefficients of at least 0.
 
-    Errors count by the square root of the cost, so most at the limit of the memory, and by `weights`, both positive. Of
-    the forms that predict measurements about as well as any, return the simplest; None for fewer than two distinct
-    padded lengths. Targets count only if they vary independently of the lengths; if only one length was measured, a
-    unit of its targets is taken to cost as much as one of its length, which is safe at shorter lengths.
+    Errors are weighted by the square root of the cost, so that they count most near the memory
+    limit, and by `weights`; both are positive. Of the forms that predict measurements about as well
+    as any, return the simplest; None for fewer than two distinct padded lengths. Targets count only
+    if they vary independently of the lengths; if only one length was measured, a unit of its
+    targets is assumed to cost as much as one of its length, which is safe at shorter lengths.
     """
     size, long, cost = map(floats, (batch_sizes, lengths, costs))
     target = np.zeros(cost.size)
@@ -433,9 +434,9 @@ class _AboveFloor:
     def errors_of_left_out(self, fits: FloatArray) -> FloatArray:
         """Return the root mean square of the relative error of each measurement as predicted from all others.
 
-        Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h being the row's leverage
-        (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. It is infinite if some coefficient
-        hangs on a single measurement, or on none.
+        Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h being the
+        row's leverage (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. It
+        is infinite if some coefficient depends on a single measurement, or on none.
         """
         leverage, independence = leverages(self._columns, fits > 0)
         unknown = (leverage.max(axis=1) >= _DECIDES_ALONE) | (
@@ -477,8 +478,8 @@ def fit_packed(
 ) -> PackedModel | None:
     """Fit the model to distinct packed batches by least squares of the relative error, with coefficients of at least 0.
 
-    Errors count by the square root of the cost, as for padded batches. None for fewer than 3 batches, or if their
-    tokens do not differ, or a cost is 0.
+    Errors are weighted by the square root of the cost, as for padded batches. None for fewer than 3
+    batches, or if their tokens do not differ, or a cost is 0.
     """
     cost = np.array(costs, dtype=np.float64)
     features = np.array([features_of(shape) for shape in shapes], dtype=np.float64)
@@ -497,8 +498,9 @@ def fit_packed(
 def fit_terms(features: FloatArray, costs: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Fit a constant and a coefficient of each feature, shape (batches, features), to positive costs.
 
-    A feature after the first counts only if it explains the costs: few batches can't tell what follows from what.
-    Return the coefficients, the constant first, and each batch's fit / measured - 1.
+    A feature after the first counts only if it explains the costs: a few batches can't tell
+    correlated features apart. Return the coefficients, the constant first, and each batch's fit /
+    measured - 1.
     """
     further = range(1, features.shape[1])
     candidates = []

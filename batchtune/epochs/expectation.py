@@ -50,9 +50,9 @@ class EpochTime:
 
     Attributes:
         errors: Shape (sources,): its standard errors by the measurements that cause them; None: unknown.
-        chance: The standard error that comes of simulating few epochs.
+        chance: The standard error from simulating only a few epochs.
         deviation: How much simulated epochs differ; None: the time is a mean over all shuffles.
-        ranks: The time by how batches are dealt; None of batches that are known one by one.
+        ranks: The time by how batches are dealt; None for batches that are known one by one.
     """
 
     seconds: float
@@ -69,7 +69,7 @@ class EpochTime:
         step_seconds: StepTimeFunction,
         scale: float = 1.0,
     ) -> EpochTime:
-        """Return the mean time of simulated epochs; `shapes` are those of one, and stand for `scale` times as many."""
+        """Return the mean time of simulated epochs, each with `shapes` that stand for `scale` times as many batches."""
         seconds = float(times.mean())
         spread = float(times.std(ddof=1))
         return cls(
@@ -102,9 +102,10 @@ def time_errors(
     counts: FloatArray,
     seconds: float,
 ) -> FloatArray | None:
-    """Return the errors of the time of an epoch with so many batches of each shape, whose steps take `seconds`.
+    """Return the errors of an epoch's time, with this many batches of each shape, whose steps take `seconds`.
 
-    They are of first order in those of the measured step times; None if `step_seconds` knows no errors.
+    To first order, they follow from the errors of the measured step times; None if `step_seconds`
+    knows none.
     """
     if not isinstance(step_seconds, StepTimes):
         return None
@@ -117,7 +118,7 @@ def shape_errors(
 ) -> FloatArray | None:
     """Return the errors of the time of an epoch with these batches; some of them stand for all.
 
-    On several ranks their waiting is taken to grow as the time does.
+    On several ranks, waiting is assumed to grow in proportion to the time.
     """
     by_length = np.argsort(shapes.lengths, kind="stable")
     some = np.linspace(0, by_length.size - 1, _REPRESENTATIVES).astype(np.int64)
@@ -281,7 +282,7 @@ class ExpectedBatches:
     def time(
         self, step_seconds: StepTimeFunction, targets: TypicalTargets | None
     ) -> EpochTime:
-        """Return the same with its errors."""
+        """Return the time of the epoch with its errors."""
         seconds = self.seconds(step_seconds, targets)
         return EpochTime(
             seconds=seconds,
@@ -489,8 +490,9 @@ class Mates:
 def mates_in_buckets(expected: ExpectedBatches) -> Mates:
     """Return the figures of mates in a table's batches, exactly.
 
-    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b, all equally likely,
-    Σ B(B - 1) / 2 are mates: a pair meets again with the ratio of both.
+    A batch is a uniformly drawn subset of its bucket. So of the n_b(n_b - 1) / 2 pairs of bucket b,
+    all equally likely, Σ B(B - 1) / 2 are mates: the ratio of the two is the probability that a
+    pair meets again.
     """
     histogram = expected.histogram
     tally = expected.tally
@@ -547,9 +549,10 @@ def step_deviation(
     numbers: FloatArray,
     dealing: RankSplit,
 ) -> float:
-    """Return the same by kinds of batches, or with `same_bucket` of all ranks' together.
+    """Return a step's deviation by kinds of batches, or with `same_bucket` by those of all ranks together.
 
-    Of each kind, `totals` is the mean true length, `within` its variance, and `numbers` how many there are.
+    For each kind, `totals` is the mean true length, `within` its variance, and `numbers` the number
+    of batches.
     """
     mean = np.average(totals, weights=numbers)
     variance = np.average((totals - mean) ** 2 + within, weights=numbers)

@@ -1,7 +1,7 @@
 """The costs that a probe measured: which batches fit, and how long a step takes, by a model and the measurements.
 
-The memory must hold the worst target of all examples. A batch that happens has the longest of its own few: how long
-that is on average decides how long its step takes by its longest length alone.
+The memory must hold the longest target of all examples. An actual batch has the longest target of
+its own few: the step time by longest length alone uses how long that is on average.
 """
 
 from __future__ import annotations
@@ -73,15 +73,16 @@ _SAME = 1e-20
 class StepTimes:
     """Seconds that one training step of any batch shape takes on average: an epoch is a sum of steps.
 
-    At a measured shape it is the measured median times the mean over the median of all trials: a single trial is too
-    short to see the steps that are slow only now and then. Elsewhere it is the model times a correction: the geometric
-    mean of the measured ratios to the model, weighted by the inverse fourth power of the distance (Shepard 1968) and by
-    their certainty. A ratio counts only as far as noise does not explain it, also at its own shape: else the table with
-    the least estimate would be one whose batches were fast by chance, and slower when trained.
+    At a measured shape it is the measured median times the mean over the median of all trials: a
+    single trial is too short to see the steps that are slow only now and then. Elsewhere it is the
+    model times a correction: the geometric mean of the measured ratios to the model, weighted by
+    the inverse fourth power of the distance (Shepard 1968) and by their certainty. A ratio counts
+    only as far as noise does not explain it, even at its own shape: otherwise the table with the
+    lowest estimate would be one whose batches were fast by chance, and slower in training.
 
-    Distances are in the logarithms of the length, of the padded length and, if the time depends on it, of the target
-    length. The model takes part as if measured at a distance of 1, a factor of e away: far from all measurements it is
-    alone.
+    Distances are in the logarithms of the length, of the padded length and, if the time depends on
+    it, of the target length. The model takes part as if measured at a distance of 1, a factor of e
+    away: far from all measurements, only the model counts.
     """
 
     model: CostModel
@@ -96,10 +97,11 @@ class StepTimes:
     def fit(cls, trials: Sequence[Trial]) -> StepTimes | None:
         """Fit the model and its corrections to trials; None if too few passed.
 
-        Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
-        multiplied by the mean over the median of a step, if the trials have means. Least squares of relative errors
-        come out too low, by about twice the square of the noise: the model is scaled to the measured times' mean ratio
-        to it, as far as noise can be the reason.
+        Each shape counts once, with the median of its trials; it counts less, the more its step
+        times differ. All are multiplied by the mean over the median of a step, if the trials have
+        means. Least squares of relative errors come out too low, by about twice the square of the
+        noise: the model is scaled to the measured times' mean ratio to it, as far as noise can be
+        the reason.
         """
         timed = _Timed.of(trials, with_targets=True)
         model = fit_cost(
@@ -168,11 +170,13 @@ class StepTimes:
     ) -> FloatArray:
         """Return the relative standard errors of the time of many steps by their causes, shape (measured + 2,).
 
-        There are `counts` steps of each shape, not necessarily whole; the other arguments and errors are those of
-        `predict`. A step's time is common · model^W₀ · Π measured_p^W_p with weights that add up to 1, so a measured
-        time's error counts by its share of the weights. It is the root of the sum of squares of the time's own error
-        and the leave-one-out error, which stands for shapes that were not measured. Next to last is the model's error,
-        last the common one: of the mean over the median, and half of the leave-one-out error.
+        There are `counts` steps of each shape, not necessarily whole; the other arguments and
+        errors are those of `predict`. A step's time is common · model^W₀ · Π measured_p^W_p with
+        weights that add up to 1, so a measured time's error counts by its share of the weights.
+        That error is the root of the sum of squares of the time's own error and the leave-one-out
+        error, which stands for shapes that were not measured. The last but one is the model's
+        error. The last is the common error: that of the mean over the median, and half of the
+        leave-one-out error.
         """
         seconds = counts * self(batch_sizes, lengths, targets)
         weights = self._weights(
@@ -402,7 +406,7 @@ class Frontier:
     def of(cls, points: Sequence[FrontierPoint]) -> Frontier:
         """Return the frontier by length alone of points in strictly ascending order of length.
 
-        If a shorter length held fewer (not for want of examples), longer ones get no more.
+        If fewer fit at a shorter length (and the data did not limit them), longer ones get no more.
         """
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
         # Where the data or the probe's time ended, the memory did not.
@@ -439,7 +443,7 @@ class Frontier:
         return np.maximum(self.proven(lengths, targets), 1)
 
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike = 0.0) -> IntArray:
-        """Return the same, but 0 if no measured shape is as large."""
+        """Return the largest batch size that fits, but 0 if no measured shape is as large."""
         long, target = np.broadcast_arrays(floats(lengths), floats(targets))
         proven = np.zeros(long.shape, dtype=np.int64)
         # From the smallest size up, so that the largest stays.
@@ -450,7 +454,7 @@ class Frontier:
         return proven
 
     def continued(self, lengths: npt.ArrayLike) -> IntArray:
-        """Return the same, and what should fit if batches are padded a little beyond the longest measured length.
+        """Return what fits, and what should fit if batches are padded a little beyond the longest measured length.
 
         An example of length L needs at most (L / longest)² times the memory of the longest: memory grows with the
         length or its square. Such batches were not run.
@@ -579,7 +583,7 @@ class Costs:
         joint_lengths: The lengths at which pairs were measured.
         proven_by: (longest length, batch size) → index of the trial that proves such a batch, or None.
         compares_times: Whether the step times are exact enough to tell which batches are faster.
-        packed: What a probe of packed batches measured; then there is nothing of padded ones.
+        packed: What a probe of packed batches measured; padded ones were then not measured.
         script: What was learned of an unchanged script.
     """
 
@@ -610,8 +614,8 @@ def nothing_proven(lengths: FloatArray) -> IntArray:
 def costs_of(probe: Probe) -> Costs:
     """Return what is proven to fit, and the step times, by the model between measured ones.
 
-    No times are known if the model misses even the measurements by far. Nothing is proven by a probe that was
-    interrupted before its batches ran in turns.
+    No times are known if the model is far from even the measurements. Nothing is proven by a probe
+    that was interrupted before its batches ran in turns.
     """
     measured = Costs(
         device_name=probe.device.text,
@@ -736,8 +740,9 @@ class TypicalTargets:
         histogram: The lengths.
         means: The mean target of each of its distinct lengths.
         levels: Shape (levels,), ascending: the targets to tell apart.
-        examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups, from the shortest
-            length on, have targets up to each level. All groups have as many examples, to within one.
+        examples_up_to: Shape (groups + 1, levels): how many of the examples in the first groups,
+            from the shortest length on, have targets up to each level. All groups have the same
+            number of examples, to within one.
     """
 
     histogram: Histogram

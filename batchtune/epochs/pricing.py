@@ -1,4 +1,4 @@
-"""Works out the cost of one epoch: of a bucket table on one rank exactly, on average over shuffles; else simulated."""
+"""Works out the cost of one epoch: exactly, over all shuffles, for a bucket table on one rank; else by simulation."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SimulatedEpochs:
 
     @property
     def repeated_examples(self) -> int:
-        """How many an epoch of the data set deals twice, on average."""
+        """How many examples an epoch of the data set deals twice, on average."""
         return round(
             self.scale
             * float(np.mean([cut.layout.repeated_examples for cut in self.cuts]))
@@ -195,8 +195,8 @@ def simulate_epochs(
 ) -> SimulatedEpochs:
     """Simulate the sampler's first epochs with this seed, by its own steps.
 
-    If some examples stand for many, batches are the same but for chance, as pools are as large; only two examples
-    share a pool more often, by a known ratio.
+    If a sample stands for all examples, its pools have the same size, so its batches differ only by
+    chance; but two examples share a pool more often, by a known ratio.
     """
     sample = lengths.evenly(_MANY)
     filled = _FILLED if batching.batch_overhead is None else _CUT
@@ -263,8 +263,8 @@ def simulate_length_grouped(
 ) -> tuple[list[EpochShapes], float]:
     """Simulate epochs of Transformers' length-grouped batches; return all examples / those that were batched, too.
 
-    Ranks take batches in turn. The last ones are completed with examples from the beginning, as Accelerate does, so
-    that each rank has as many.
+    Ranks take batches in turn. The last ones are completed with examples from the beginning, as
+    Accelerate does, so that all ranks have equally many.
     """
     # The Trainer groups the batches of a whole step.
     grouped_size = batch_size * dealing.accumulate
@@ -433,7 +433,7 @@ class Pricing:
     ) -> TimedRow:
         """Return the row of a table that holds all lengths, on average over shuffles.
 
-        It is exact, but for the time that several ranks take: epochs are simulated.
+        It is exact, except for the time on several ranks, which comes from simulated epochs.
         """
         expected = expected_batches(self.lengths.histogram, table, self.dealing)
         mates = mates_in_buckets(expected)
@@ -621,10 +621,10 @@ _SHARES = 128
 
 
 def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
-    """Return the largest share of the batch sizes that fit with which no way to batch has fewer batches than `fewest`.
+    """Return the largest share of the fitting batch sizes that leaves every way to batch at least `fewest` batches.
 
-    An example takes at least the share of a batch that it would take among as many of its own length as may be in one,
-    or of a longer example.
+    An example takes up at least the share of a batch that it would take up in a full batch of
+    examples of its own length, or of a longer one.
     """
     histogram = lengths.histogram
     fits: IntArray = np.zeros(histogram.lengths.size, dtype=np.int64)
@@ -658,10 +658,10 @@ def share_for(lengths: Lengths, limits: Limits, fewest: int) -> float:
 def share_within(
     fraction: float, pricing: Pricing, limits: Limits, keep: Keep
 ) -> float:
-    """Return the smallest share of the batch sizes that fit with which full batches reach a part of the throughput.
+    """Return the smallest share of the fitting batch sizes at which full batches reach a fraction of the throughput.
 
-    It is that of the best share, in examples a second, by the times of batches of equal lengths. Raises UsageError if
-    these are not known, or steps are kept.
+    The throughput is that of the best share, in examples a second, by the times of batches of equal
+    lengths. Raises UsageError if these are not known, or steps are kept.
     """
     if keep != "nothing":
         raise UsageError(
@@ -710,10 +710,11 @@ def fixed_baselines(
 ) -> list[Baseline]:
     """Return the costs of the largest fixed batch size that fits the longest examples and makes `fewest` batches.
 
-    The examples are shuffled, sorted by length, or grouped as Transformers' `group_by_length` does. Every rank has as
-    many batches, as for the rows: the first are split in two until that is so. All examples are of one bucket, so the
-    batches are also those of ranks that take the same bucket, but for the cut of the last ones. The frontier decides
-    what fits, without one max_batch_length.
+    The examples are shuffled, sorted by length, or grouped as Transformers' `group_by_length` does.
+    As for the rows, all ranks have equally many batches: the first ones are split in two until they
+    have. All examples are of one bucket, so the batches are also those of ranks that take the same
+    bucket, but for the cut of the last ones. The frontier decides what fits, without one
+    max_batch_length.
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
@@ -754,11 +755,12 @@ def lower_bound(
 ) -> LowerBound:
     """Return the bound that no bucket table can beat under these limits.
 
-    An example takes at least the share of a batch that it would take among examples of its own length, or of a longer
-    example if that is smaller (a frontier need not be monotone). Every rank has as many batches, and none ever waits.
-    The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
-    epoch's is no higher than any of those `compared`, as measured step times need not be that regular. At least
-    `fewest` batches are asked for.
+    An example takes at least the share of a batch that it would take among examples of its own
+    length, or of a longer example if that is smaller (a frontier need not be monotone). All ranks
+    have equally many batches, and none ever waits. The time per example is taken to be least in a
+    batch of the largest size, its half, its quarter and so on; and the epoch's is no higher than
+    any of those `compared`, as measured step times need not be that regular. The bound has at least
+    `fewest` batches.
     """
     histogram = pricing.lengths.histogram
     ranks = pricing.dealing.world_size

@@ -1,4 +1,4 @@
-"""A training's own batches: what an epoch of them comes to, counted or recorded; and recorded steps as trials."""
+"""The training's own batches: the figures of an epoch, counted or recorded; and recorded steps as trials."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OTHER_EXAMPLES = 0.05
 
 
 def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
-    """Return what the batches in a file of `scripts.running.write_own_batches` come to.
+    """Return the figures of the batches in a file of `scripts.running.write_own_batches`.
 
     Returns None without such a file, or if the batches are no epochs of the manifest's rows.
     """
@@ -77,11 +77,11 @@ def counted(path: Path, lengths: Lengths, ranks: int) -> OwnBatches | None:
 
 
 def recorded(steps: Sequence[TrainingStep], lengths: Lengths) -> OwnBatches | None:
-    """Return what the batches of a recording come to in an epoch.
+    """Return the figures of an epoch of a recording's batches.
 
-    None without any, if some are packed, or if they are longer than those of the data or hold less: then their lengths
-    count another unit, or are of other data. A recording says how large its batches were, not which examples were in
-    them.
+    None without batches, if some are packed, or if they are longer than the data's or hold less:
+    then their lengths are in another unit, or of other data. A recording says how large its batches
+    were, not which examples were in them.
     """
     batches = [shape for step in steps if step.oom is None for shape in step.batches]
     if not batches or any(shape.sequences is not None for shape in batches):
@@ -128,8 +128,8 @@ def _cut(epoch: IntArray, count: int) -> EpochBatches:
 def trials_of(steps: Sequence[TrainingStep], lengths: Lengths) -> list[Trial]:
     """Return each step as the trial of its largest batch, whose share of the time is that of the padded length.
 
-    What ran out of memory counts with the longest target of the data, which needs no less. Raises ResultError if the
-    steps' lengths count another unit than these.
+    A batch that ran out of memory counts with the longest target of the data, which needs no less.
+    Raises ResultError if the steps' lengths count another unit than these.
     """
     trials = []
     for step in steps:

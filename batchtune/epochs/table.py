@@ -113,7 +113,7 @@ class BucketTable:
         )
 
     def extended_to(self, longest: float) -> BucketTable:
-        """Return the table, with one bucket more, of batches of one, if `longest` is beyond the last boundary."""
+        """Return the table; if `longest` is beyond the last boundary, with an additional bucket of batches of one."""
         if longest <= self.boundaries[-1]:
             return self
         return BucketTable(
@@ -205,8 +205,9 @@ def speechbrain_table(
 ) -> BucketTable:
     """Return the buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into, by its own arguments.
 
-    `bucket_boundaries`, positive, go before `num_buckets`; one of them is needed. Its one bucket more, of batch
-    size 1, for examples beyond the last boundary, is in the table only if there are any, up to the longest length.
+    `bucket_boundaries`, positive, take precedence over `num_buckets`; one of the two is needed.
+    SpeechBrain's additional bucket of batch size 1, for examples beyond the last boundary, is in
+    the table only if there are any; it ends at the longest length.
     """
     if bucket_boundaries is not None:
         boundaries = floats(bucket_boundaries)
@@ -255,7 +256,7 @@ class Limits:
         return np.minimum(sizes, self.max_batch_size)
 
     def largest_sizes(self, lengths: FloatArray) -> IntArray:
-        """Return the same by the source that knows the device best."""
+        """Return the batch sizes by the source that knows the device best."""
         return self.batch_sizes(lengths, self.sizings[-1])
 
     def allow(self, batch_sizes: IntArray, longest: FloatArray) -> bool:
@@ -285,7 +286,7 @@ def checked_lengths(
 ) -> AnyArray:
     """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite.
 
-    The message for what is no array ends with the hint.
+    The message for a value that is not an array ends with the hint.
     """
     values = _numbers("lengths", lengths, hint)
     _check_each(

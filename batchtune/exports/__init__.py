@@ -213,8 +213,8 @@ def _choose(
         and recommended.keeps_examples
     ):
         remark += (
-            f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and of other "
-            "examples: `sweep-buckets --keep steps` finds a table that keeps their number"
+            f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and their "
+            "examples differ: `sweep-buckets --keep steps` finds a table that keeps their number"
         )
     return Chosen(row, (remark,))
 
@@ -456,12 +456,12 @@ class LengthLimits(NamedTuple):
         )
 
     def named(self, shortest: str, longest: str) -> dict[str, float]:
-        """Return those limits that there are, by a framework's names for them."""
+        """Return the limits that are set, by a framework's names for them."""
         limits = {shortest: self.shortest, longest: self.longest}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def condition(self, name: str) -> str:
-        """Return a Python condition that keeps what was tuned with: `1.0 <= name <= 30.0`, `0 < name <= 24.5`."""
+        """Return a Python condition for the tuned examples: `1.0 <= name <= 30.0`, `0 < name <= 24.5`."""
         condition = name
         if self.shortest is not None:
             condition = f"{self.shortest!r} <= {condition}"

@@ -60,9 +60,9 @@ def in_seconds(
 def least_buffer(batch_sizes: Sequence[int]) -> int:
     """Return the fewest examples that Lhotse must hold for its batches to be full until the data end.
 
-    It takes a partial batch when no bucket holds a full one. With Σ (B_b - 1) + 1 examples, one does. It reads on after
-    each batch, so it holds as many until the data end; then each bucket has at most one partial batch, and the epoch
-    has Σ ceil(n_b / B_b) batches.
+    Lhotse takes a partial batch when no bucket holds a full one. With Σ (B_b - 1) + 1 examples, one
+    does. Lhotse reads on after each batch, so it holds that many until the data end; then each
+    bucket has at most one partial batch, and the epoch has Σ ceil(n_b / B_b) batches.
 
     Source: `lhotse.dataset.sampling.dynamic_bucketing.DynamicBucketer`, Lhotse 1.33.
     """

@@ -92,7 +92,7 @@ class LoaderKind(ABC):
         IS_DATALOADER: Whether its arguments are those of torch's DataLoader.
         ARGUMENTS: Name → type of all that it can be swept by.
         WORKERS: The argument that is the number of processes or threads that make batches.
-        WORKERS_ARE: What the kind calls what makes batches, in the plural.
+        WORKERS_ARE: The kind's word for the processes or threads that make batches, in the plural.
         SPLIT: How the user's code lets each of them take its own part of the data.
     """
 

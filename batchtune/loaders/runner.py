@@ -68,7 +68,7 @@ class LoaderSettings:
         sweep: Argument → values, instead of the kind's own.
         device: Where batches go: `auto`, `cpu` or `cuda:N`.
         ranks_per_node: Ranks that share the machine's processors.
-        seconds: Of measuring each setting.
+        seconds: How long to measure each setting.
         trials: Measurements of the best settings; the median counts.
         timeout_seconds: For one batch.
         setup_timeout_seconds: For importing the code and building the loader.

@@ -88,7 +88,7 @@ class Steps:
         return seconds
 
     def demand(self, epochs: Iterable[Taken]) -> Demand:
-        """Return the record of it for the batches that were delivered, at least one."""
+        """Return the step's demand for the batches that were delivered, at least one."""
         return Demand(
             source=self.source,
             per=self.per,
@@ -188,7 +188,7 @@ def row_of(kind: LoaderKind, measurements: Sequence[Measurement]) -> LoaderRow:
 
 
 def idle_share(measurement: Measurement, workers: int) -> float:
-    """Return the share of the time that the consumer waited, the start of each epoch apart."""
+    """Return the share of the time that the consumer waited, without the start of each epoch."""
     *_, waits, steps = _totals(measurement, workers)
     return float(waits / (waits + steps))
 
@@ -365,9 +365,9 @@ _PACED_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderProgress:
-    """The progress of a tuning: what it does, in words that the setting continues, and how many are done.
+    """The progress of a tuning: the present task, in words that the setting continues, and how many settings are done.
 
-    `seconds` is how long what is done takes at most, where that is known.
+    `seconds` is the longest that the task may take, if known.
     """
 
     doing: str

@@ -78,8 +78,8 @@ class Take(Message, frozen=True):
     """A request for an epoch, or its first part.
 
     Attributes:
-        seconds: It ends so long after its first batch, or
-        batches: with so many, whichever comes first.
+        seconds: The epoch ends this long after its first batch, or
+        batches: after this many, whichever comes first.
         steps: How long the consumer is busy with each batch in turn, from the start again after the last; None: it
             takes batches as fast as they come.
         digests: Whether to hash each batch.
@@ -315,7 +315,7 @@ def _cpu_seconds() -> float:
 def failed(error: BaseException, kills: int | None) -> Failed:
     """Return what an error was, in words.
 
-    `kills` is how many processes the kernel had ended for want of memory when the loader was opened.
+    `kills` is how many processes the kernel had killed for lack of memory when the loader was opened.
     """
     if isinstance(error, BatchtuneError):
         return Failed.of(error)
@@ -336,7 +336,7 @@ def failed(error: BaseException, kills: int | None) -> Failed:
         if (oom_kills() or 0) > (kills or 0):
             return Failed(
                 outcome="oom",
-                message=f"{death} The kernel killed it for want of memory.",
+                message=f"{death} The kernel killed it for lack of memory.",
                 hint=_FEWER,
             )
         return Failed(

@@ -1,7 +1,8 @@
 """Manifests: a source of lengths → `Lengths`.
 
-A format is one class in a module of `batchtune.manifests.inputs` and one line in its registry. It hands on raw values
-and where they stand; finding the column, converting, checking, scaling, filtering and counting are done here, once.
+A format is one class in a module of `batchtune.manifests.inputs` and one line in its registry. It
+passes on raw values and their places; finding the column, converting, checking, scaling, filtering
+and counting are done here, once.
 """
 
 from __future__ import annotations

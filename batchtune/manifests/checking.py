@@ -348,7 +348,7 @@ def fault(value: object, scaled: float) -> str:
 
 
 def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part:
-    """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
+    """Read one source. If it can't be read, the part says so; a lone one (not --skip-invalid) raises ManifestError."""
     plan = task.plan
     source = task.source
     part = Part(source.label)
@@ -363,7 +363,7 @@ def read_part(task: ReadTask, on_progress: OnReadProgress | None = None) -> Part
         if unit_of(reader, plan.lengths) != plan.stored_unit:
             raise ManifestError(
                 f"{source.path} has its lengths in another unit than the sources before it",
-                "What is read together must count the same; read them one by one, or convert one of them.",
+                "Sources that are read together need one unit; read them one by one, or convert one of them.",
             )
         if plan.in_order and reader.order_is_lost:
             raise not_in_order(source.label)

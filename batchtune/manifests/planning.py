@@ -85,7 +85,7 @@ class Plan:
         notes: For the user.
         label: All sources, for messages.
         with_ids: Whether the ids of the examples are wanted.
-        in_order: Whether the order of the examples is.
+        in_order: Whether the order of the examples is wanted.
         alone: Whether it is the only source.
         as_histogram: Whether equal examples are only counted.
     """
@@ -170,7 +170,7 @@ def plan_of(reader: Format, options: ReadOptions) -> Plan:
     if target is not None and target.name in names:
         raise UsageError(
             f"--length-key and --target-key both name {shortened(target_key)}",
-            "A target length is another than the length.",
+            "Name another column for the target length.",
         )
 
     target_measure = None

@@ -414,8 +414,8 @@ def read_all(
                 run_in_processes(read_together, work, processes, take_unit, report)
         except BrokenProcessPool:
             raise ManifestError(
-                "a process that read was killed, most likely by the kernel for lack of memory (`dmesg` tells)",
-                "Free some, or raise the container's limit; then run the same command again, with --jobs 1.",
+                "a process that read was killed, most likely by the kernel for lack of memory (see `dmesg`)",
+                "Free some memory, or raise the container's limit; then run the same command again, with --jobs 1.",
             ) from None
     return [parts[index] for index in range(len(tasks))]
 

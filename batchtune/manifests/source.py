@@ -371,7 +371,7 @@ class Source:
 
 
 class Stream:
-    """A stream that reports progress and ends a bomb: a small compressed file that would become terabytes."""
+    """A stream that reports progress and stops decompression bombs: small files that would become terabytes."""
 
     def __init__(
         self, stream: IO[bytes], raw: BinaryIO, size: int, source: Source

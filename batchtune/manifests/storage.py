@@ -114,7 +114,7 @@ class Stored(ABC):
 
     @property
     def gap(self) -> int:
-        """How many bytes that nobody needs are read faster than a request is made."""
+        """The most unneeded bytes that are faster to read than to skip by a new request."""
         return 0
 
     @abstractmethod
@@ -181,7 +181,7 @@ class RemoteFile(Stored):
 
     @property
     def gap(self) -> int:
-        """How many bytes that nobody needs are read faster than a request is made: latency × bandwidth."""
+        """The most unneeded bytes that are faster to read than to skip by a new request: latency × bandwidth."""
         return min(int(self._latency.seconds * _BYTES_PER_SECOND), _LARGEST_GAP)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -580,6 +580,6 @@ def _most_bytes(answer: Any) -> int:
     first, _, last = asked.removeprefix("bytes=").partition("-")
     if not answer.headers.get("Content-Range", "").startswith(f"bytes {first}-"):
         raise OSError(
-            f"the server sends other bytes than {first} to {last}, which were asked for"
+            f"the server does not send the bytes that were asked for, {first} to {last}"
         )
     return int(last) + 1 - int(first)

@@ -273,10 +273,11 @@ def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
 def enough(seconds: Sequence[float], *, brief: bool = False) -> bool:
     """Return whether these timed steps are enough to know the step time.
 
-    Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second, or for up to three
-    quarters of a second if they are not steady (interquartile range above 5% of the median). Three are the least, to
-    show one that is slow by chance, unless the first takes 10 seconds; in a `brief` trial one is enough that takes a
-    tenth of a second. What still scatters is averaged over trials by the model of step times.
+    Short steps vary more and are cheap to repeat: run up to 30 of them, for a tenth of a second, or
+    for up to three quarters of a second if they are not steady (interquartile range above 5% of the
+    median). At least three are run, to show one that is slow by chance, unless the first takes 10
+    seconds; in a `brief` trial, one step of a tenth of a second is enough. The model of step times
+    averages the remaining scatter over trials.
     """
     total = sum(seconds)
     if len(seconds) < 3:

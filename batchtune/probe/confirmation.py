@@ -25,8 +25,8 @@ T = TypeVar("T")
 def rounds_of(trials: Sequence[Trial], limit_bytes: int) -> int:
     """Return how often each shape runs: once, unless that shows too little.
 
-    Twice if the allocator keeps a cache, which may grow after all have run; three times if peaks of equal batches
-    differ: the more are seen, the surer the margin.
+    Twice if the allocator keeps a cache, which may grow after all have run; three times if peaks of
+    equal batches differ: more peaks make the margin more certain.
     """
     if any(
         (trial.peak_spread_bytes or 0) > _EQUAL_PEAKS * limit_bytes for trial in trials

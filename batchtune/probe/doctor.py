@@ -62,7 +62,7 @@ class _TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(timeout_seconds: float) -> Doctor:
-    """Examine this machine. Torch and the driver are queried for at most so long."""
+    """Examine this machine. Torch and the driver are queried for at most this time."""
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
     return Doctor(

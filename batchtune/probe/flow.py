@@ -80,9 +80,10 @@ _RECENT = 5
 class Probing(ABC):
     """One probe at work; `run_device` is the device as it was when the run began, `device` as it is now.
 
-    A worker takes `start_seconds` to start. The probe must end at the `deadline` on the monotonic clock.
-    `changed` warns of trials from before a change of the workload's file; `own_size` is the size of the training's own
-    batches; tables of `sweep_settings` are what padded batches are measured for.
+    A worker takes `start_seconds` to start. The probe must end at the `deadline` on the monotonic
+    clock. `changed` warns of trials from before a change of the workload's file; `own_size` is the
+    size of the training's own batches; padded batches are measured for the tables of
+    `sweep_settings`.
     """
 
     lengths: Lengths
@@ -429,9 +430,9 @@ def run_probe(
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.
 
-    One probe at a time holds the run folder; `force` discards its content. Lengths are measured where the tables of
-    `sweep_settings` need them, by default those of 10 to 20 buckets. No more examples are tried than `sizes_of` says
-    that a batch will have; the training's own size is tried first.
+    One probe at a time holds the run folder; `force` discards its content. Lengths are measured
+    where the tables of `sweep_settings` need them, by default those of 10 to 20 buckets. No batch
+    is larger than `sizes_of` says that it will be; the training's own size is tried first.
 
     Raises ResultError if the folder holds another run or can't be written, WorkloadError if the workload fails for
     another reason than memory, ProbeError if the device can't be used or the data do not fit.

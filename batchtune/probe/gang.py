@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class Leader(ABC):
-    """Starts ranks, passes on what is asked of them, and makes one reply of theirs."""
+    """Starts ranks, passes requests on to them, and merges their replies into one."""
 
     _ranks: Ranks
 

@@ -99,7 +99,7 @@ class Knowledge(Outcomes):
 
     @cached_property
     def fit(self) -> MemoryFit:
-        """The model of memory, and how much of it batches can use."""
+        """The model of memory, and how much memory batches can use."""
         passed = [shape for shape in self.of_shape if shape in self.passed]
         return MemoryFit(self.peaks, passed, list(self.brackets.values()))
 
@@ -112,7 +112,7 @@ class Knowledge(Outcomes):
 
     @property
     def anchors(self) -> list[Anchor]:
-        """Where a largest batch size was searched: wherever a trial ran for more than its time."""
+        """Where the largest batch size was searched: wherever a trial ran that was not only for its time."""
         return list(self.sizes)
 
     def anchor(self, length: float) -> Anchor:
@@ -265,7 +265,7 @@ class Knowledge(Outcomes):
         return falls
 
     def failures_left(self, anchor: Anchor) -> int:
-        """Return how many more trials may fail here where failures are dear: 2 + log2(cap) less those that did."""
+        """Return how many more trials may fail here where failures are costly: 2 + log2(cap) minus those that did."""
         failed = sum(
             trial.outcome != "ok" and trial.shape == anchor.shape(trial.batch_size)
             for trial in self.trials

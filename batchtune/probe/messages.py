@@ -172,7 +172,7 @@ class TooLong(ProbeError):
 
 
 def least_budget_fails(lengths: Lengths, limit_bytes: int, trial: Trial) -> ProbeError:
-    """Return the error if the longest sequence fits alone, but not as many tokens in others, as the trial shows."""
+    """Return the error if the longest sequence fits alone, but the same number of tokens in others does not."""
     why = trial.error or "it leaves too little free for the spread of its peaks"
     return ProbeError(
         f"no token budget fits within {format_size(limit_bytes)}: it must hold the longest sequence "
@@ -183,9 +183,10 @@ def least_budget_fails(lengths: Lengths, limit_bytes: int, trial: Trial) -> Prob
 
 
 def pads_though(workload: str, trials: Iterable[Trial]) -> WorkloadError:
-    """Return the error for a workload that packs by its word, and takes as much for short sequences as for long ones.
+    """Return the error for a workload that claims to pack, but takes as much for short sequences as for long ones.
 
-    The trials are of the longest sequence, of several of them, and of one with as many of the shortest.
+    The trials are of the longest sequence, of several that long, and of one with the shortest in
+    place of the others.
     """
     took = [
         f"{trial.shape} took {format_size(trial.peak_bytes or 0)}" for trial in trials
@@ -379,7 +380,7 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
 
 
 def about_masks(needs_a_mask: bool) -> Iterator[str]:
-    """Yield that a packed workload's memory grows with the square of the row."""
+    """Warn that a packed workload's memory grows with the square of the row."""
     if needs_a_mask:
         yield (
             "Memory grows with the square of all tokens of a batch, as with a mask over the whole row. Attention "
@@ -390,7 +391,7 @@ def about_masks(needs_a_mask: bool) -> Iterator[str]:
 def about_the_end(
     unfinished: bool, settings: ProbeSettings, at_stake: float | None
 ) -> Iterator[str]:
-    """Yield that the probe ended early, or which share of an epoch more lengths would save at most."""
+    """Warn that the probe ended early, or of the largest share of an epoch that more lengths would save."""
     if unfinished:
         limit = ""
         if settings.minutes is not None:
@@ -406,7 +407,7 @@ def about_the_end(
 
 
 def about_equal_batches(equal: IgnoresShape | None) -> Iterator[str]:
-    """Yield that an unfinished probe ran only batches of the same memory and time."""
+    """Warn that an unfinished probe ran only batches of the same memory and time."""
     if equal is not None:
         yield f"{equal.message}. {equal.hint}"
 
@@ -418,8 +419,8 @@ def about_turns(turns: Turns | None, device: Device) -> Iterator[str]:
     failed = _last_failure(turns)
     if failed is not None:
         yield (
-            f"In each confirmation batches failed, {failed.shape} the last: {error_in_turns(failed)}. The one that "
-            "failed last is left out: smaller batches that passed take its place. Leave more memory free with "
+            f"Batches failed in each confirmation, {failed.shape} in the last one: {error_in_turns(failed)}. That "
+            "batch is left out: smaller ones that passed take its place. Leave more memory free with "
             "--memory-fraction, and probe again with --force."
         )
     steps = len(turns.passed)

@@ -120,7 +120,8 @@ class Bracket:
         step: The smallest difference in batch size that matters. It doubles with each size given up in turns: there the
             limit depends on what the other shapes leave behind, and creeping up to it would fail again and again.
         spread_bytes: How far the peaks of equal batches lie apart.
-        is_blurred: Whether that is as much as sizes do that the tolerance should tell apart.
+        is_blurred: Whether that is as far as the peaks of sizes that the tolerance should tell
+            apart.
     """
 
     anchor: Anchor
@@ -366,7 +367,7 @@ class Peaks:
         return self._room_bytes(self.overhead)
 
     def room_beside(self, shape: BatchShape, peak: float) -> float:
-        """Return the same by what an allocator with expandable segments reserved for this shape, where it is more."""
+        """Return that memory for this shape, counting what expandable segments reserved for it if that is more."""
         reserved = self._reserved.get(shape)
         if reserved is None or not self._expandable:
             return self.room_bytes
@@ -381,8 +382,8 @@ class Peaks:
     def share_in_a_table(self, peak_bytes: int) -> float:
         """Return the share of a batch with this peak that leaves free what failed in turns or in shuffled training.
 
-        What it takes beyond what is in use between trials is taken to be in proportion to the batch: a table's own
-        proof runs it.
+        What it takes beyond what is in use between trials is assumed to be proportional to the
+        batch; the table's own proof checks this.
         """
         if not self.fragments_bytes:
             return 1.0
@@ -781,11 +782,12 @@ class MemoryFit:
     def room_bytes(self) -> float:
         """The memory that a proven batch can use: the limit - the margin, or less if shapes fail a little before.
 
-        An allocator that can't use every last byte (fragments, large blocks) fails where the peak would have been lower
-        than the limit. What can be used is then between that and the highest peak that ran. Two lengths must show it:
-        failures further below the limit, or below that peak, are leaps of memory. But shapes that only fit once the
-        allocator has emptied its cache show it however far below the limit. What ran in a cache and left no margin, at
-        two lengths, had too much.
+        An allocator that can't use every last byte (fragments, large blocks) fails where the peak
+        would have been lower than the limit. The usable memory is then between that peak and the
+        highest one that ran. Two lengths must show it: failures further below the limit, or below
+        that peak, are leaps of memory. But shapes that only fit once the allocator has emptied its
+        cache show it however far below the limit. What ran in a cache and left no margin, at two
+        lengths, had too much.
         """
         over_margin = [
             dict(bracket.peaks)[bracket.over_margin]

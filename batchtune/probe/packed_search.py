@@ -1,9 +1,9 @@
 """Finds the token budget of packed batches: a pure function of the trials so far, as the search of padded ones is.
 
-A budget holds if seven micro-batches with exactly so many tokens fit. For each of them the search
-brackets the most tokens between a trial that passed and one that failed; a law of the peak memory, fitted to all that
-passed, says where to try next. It follows the composition that fits the fewest tokens, and runs the others only at the
-budget that this one leaves.
+A budget holds if seven micro-batches with exactly that many tokens fit. For each of them the search
+brackets the most tokens between a trial that passed and one that failed; a law of the peak memory,
+fitted to all that passed, says where to try next. It follows the composition that fits the fewest
+tokens, and runs the others only at the budget that this one leaves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Line:
         return whole, left // length, left % length
 
     def first(self, tokens: int) -> list[int]:
-        """Return the lengths of the first ones that come to so many tokens, the last of them cut."""
+        """Return the lengths of the first sequences that add up to this many tokens, the last of them cut."""
         whole, more, cut = self._cut(tokens)
         lengths: list[int] = np.repeat(
             self.lengths[:whole], self.counts[:whole]
@@ -94,7 +94,7 @@ class _Line:
         return lengths
 
     def features(self, tokens: int) -> FloatArray:
-        """Return the Σ L, Σ L² and number of the first ones that come to so many tokens."""
+        """Return the Σ L, Σ L² and number of the first sequences that add up to this many tokens."""
         whole, more, cut = self._cut(tokens)
         features: FloatArray = self._sums[whole].copy()
         if more:
@@ -106,7 +106,7 @@ class _Line:
 
 
 class Compositions:
-    """Those of a data set, of which all lengths are whole tokens."""
+    """The compositions of a data set whose lengths are all whole tokens."""
 
     def __init__(self, lengths: Lengths, seed: int) -> None:
         histogram = lengths.histogram
@@ -126,7 +126,7 @@ class Compositions:
         self._shapes: dict[tuple[Composition, int], BatchShape] = {}
 
     def shape(self, composition: Composition, tokens: int) -> BatchShape:
-        """Return the batch of so many tokens."""
+        """Return the batch with this many tokens."""
         key = (composition, tokens)
         if key not in self._shapes:
             lengths: list[int] = []
@@ -303,7 +303,8 @@ class _Law:
 class PackedKnowledge(Outcomes):
     """All that is known from a list of trials; derived from them, never stored.
 
-    Where `confirmed` is not None, a batch can only be proven if one of these contains it.
+    If `confirmed` is not None, a batch can only be proven if one of the confirmed batches contains
+    it.
     """
 
     def __init__(
@@ -322,12 +323,12 @@ class PackedKnowledge(Outcomes):
         self.tolerance = self.peaks.told_apart(task.settings.tolerance)
 
     def shapes(self, tokens: int) -> dict[Composition, BatchShape]:
-        """Return the batches of so many tokens that prove a budget; some may be the same."""
+        """Return the batches with this many tokens that prove a budget; some may be the same."""
         compositions = self.task.compositions
         return {name: compositions.shape(name, tokens) for name in COMPOSITIONS}
 
     def unproven(self, tokens: int) -> list[Composition]:
-        """Return the compositions that are not proven with so many tokens, those that take the most memory first."""
+        """Return the compositions that are not proven with this many tokens, those that take the most memory first."""
         missing = [
             name for name, shape in self.shapes(tokens).items() if not self.holds(shape)
         ]
@@ -346,7 +347,7 @@ class PackedKnowledge(Outcomes):
 
     @property
     def proven_budget(self) -> int | None:
-        """The largest budget of which all compositions are proven and leave free what turns lacked; None if none is."""
+        """The largest budget whose compositions are all proven, and leave free what turns lacked; None without one."""
         below = min(bracket.high for bracket in self.brackets.values())
         budgets = [self._in_training(tokens) for tokens in self.budgets]
         held = (tokens for tokens in budgets if not self.unproven(tokens))
@@ -595,7 +596,7 @@ class PackedKnowledge(Outcomes):
 
 
 class PackedSearch:
-    """Finds the largest token budget of which every composition fits."""
+    """Finds the largest token budget with which every composition fits."""
 
     def __init__(
         self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int
@@ -616,8 +617,8 @@ class PackedSearch:
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
         """Return what to try next, or None if all is known.
 
-        Raises what `FrontierSearch.propose` does, ProbeError if the longest sequence fits but not as many tokens
-        of others, or WorkloadError if the workload pads its batches.
+        Raises what `FrontierSearch.propose` does, ProbeError if the longest sequence fits but the
+        same number of tokens of others does not, or WorkloadError if the workload pads its batches.
         """
         known = self.known(trials)
         task = self.task

@@ -1,9 +1,9 @@
 """The ranks of one training, each with a socket of its own to the process that leads them.
 
-The sockets are outside the process group, so one rank's failure is known while others wait for it in a collective. A
-rank begins with a `Hello`, then answers requests; in the middle of one it may ask what all ranks say (`Vote`). The
-number of steps, and whatever else says which collective comes next, is decided like that: decided by each rank for
-itself, it would leave one waiting for another forever.
+The sockets are outside the process group, so one rank's failure is known while others wait for it
+in a collective. A rank begins with a `Hello`, then answers requests; in the middle of one it may
+ask what all ranks say (`Vote`). The number of steps, and whatever else says which collective comes
+next, is decided like that: if each rank decided for itself, one might wait for another forever.
 """
 
 from __future__ import annotations
@@ -308,9 +308,9 @@ _decode = msgspec.json.Decoder[Reply | Vote](Reply | Vote).decode
 class Ranks:
     """The connections to all ranks.
 
-    They connect to `listener` with this `token`. Without a `world_size` they are as many as the first one says.
-    `output` returns the end of what they printed, `oom_kills` is the number of the kernel's OOM kills when they
-    started.
+    They connect to `listener` with this `token`. Without a `world_size`, the first rank says how
+    many there are. `output` returns the end of what they printed, `oom_kills` is the number of the
+    kernel's OOM kills when they started.
     """
 
     def __init__(

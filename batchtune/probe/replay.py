@@ -1,9 +1,10 @@
 """Replays the memory requests of recorded steps in torch's own allocator, without their kernels.
 
-Whether a batch fits in shuffled training depends on what the batches before it left: where the optimizer's state came
-to lie in the first step, and which free blocks are too small. An order of batches replays in milliseconds a step, so
-many processes of other orders can be tried than steps could be run. On an emulated device, five of 60 replayed
-processes ran out of memory where two of eight real ones did, each in its first steps.
+Whether a batch fits in shuffled training depends on what the batches before it left: where the
+optimizer's state came to lie in the first step, and which free blocks are too small. A replayed
+step takes milliseconds, so far more orders of batches can be replayed than run. On an emulated
+device, five of 60 replayed processes ran out of memory where two of eight real ones did, each in
+its first steps.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def _is_in_use(block: Mapping[str, Any]) -> bool:
 def replay(request: Replay) -> Replayed:
     """Replay processes that begin with each of the steps, and go on with random ones, until one runs out of memory.
 
-    It ends with the requested times, too. A step that begins a process also makes what the recorded first one made for
-    good, the optimizer's state; but for steps that ask for another number of blocks.
+    It also ends when the requested time is over. A step that begins a process also allocates what
+    the recorded first step kept for good, the optimizer's state; a step that makes another number
+    of blocks begins none.
     """
     import torch
 
@@ -193,7 +195,7 @@ class Memory:
         self._made: list[int] = []
 
     def run(self, requests: Requests) -> None:
-        """Ask for what a step asks for; what the step before left is free then. Raises torch.OutOfMemoryError."""
+        """Make a step's requests, then free what the step before left. Raises torch.OutOfMemoryError."""
         allocate = self._allocate
         left = self._left
         made = self._made
@@ -223,7 +225,7 @@ class Memory:
         return self._take(size, self._streams[on - 1].cuda_stream)
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep those of the blocks that the last step has left to the end."""
+        """Keep these of the blocks that the last step left, until the end."""
         self._held += [self._left[number] for number in numbers]
         for number in reversed(numbers):
             del self._left[number]
@@ -266,15 +268,15 @@ def released_by(first: Requests) -> tuple[list[int], list[int]]:
 
 
 def kept_from(first: Requests, second: Requests) -> list[int]:
-    """Return which of the blocks that the first step leaves the second does not free: the optimizer's state."""
+    """Return the blocks that the first step leaves and the second does not free: the optimizer's state."""
     freed = set(_freed(second, left=True))
     return [number for number in range(len(_left(first))) if number not in freed]
 
 
 def as_first(step: Requests, first: Requests, kept: Sequence[int]) -> list[int] | None:
-    """Return a step as the first of its process: it makes what the recorded first one made for good, at the same place.
+    """Return a step as the first of a process, which also allocates the optimizer's state as the recorded one did.
 
-    Return None if it asks for another number of blocks besides, or leaves another number.
+    Return None if apart from that state, the two make or leave different numbers of blocks.
     """
     left = _left(first)
     for_good = {left[number] for number in kept}

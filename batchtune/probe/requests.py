@@ -124,11 +124,11 @@ class Ready(Message, frozen=True):
 class RunTrial(Message, frozen=True):
     """Asks for a trial (several steps with one batch), or for a `single` step of a new batch, as in training.
 
-    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first. If `noting`, an
-    out-of-memory error in any step is noted even if it is caught, which makes them slower. If only its `timing` is
-    wanted, no trial is brief. Ranks have `timeout_seconds` for it. The further batches of an optimizer step that takes
-    several are like this one, or those of `others`. If `recording`, a step tells what it asked of a GPU's
-    allocator.
+    A single step has no warm-up, and keeps the allocator's cache unless `release` empties it first.
+    If `noting`, an out-of-memory error in any step is noted even if it is caught, which makes them
+    slower. If only the `timing` is wanted, the trial is not brief. Ranks have `timeout_seconds` for
+    it. The further batches of an optimizer step that takes several are like this one, or those of
+    `others`. If `recording`, the reply holds the step's requests to the GPU's allocator.
     """
 
     shape: BatchShape
@@ -146,13 +146,13 @@ OF_A_STREAM = 1 << 48
 
 
 class RecordedStep(msgspec.Struct, frozen=True):
-    """What a step asked of the allocator.
+    """A step's requests to the allocator.
 
     Attributes:
         device: Index of the GPU.
-        held: What was in use before the step, if it is the first that its process records; else None. Of each segment
-            the number of its stream, its bytes (0 for one of small blocks), then those of its blocks in their order,
-            negative for a free one.
+        held: What was in use before the step, if it is the first that its process records; else
+            None. For each segment: the number of its stream, its bytes (0 for one of small blocks),
+            then the bytes of its blocks in their order, negative for a free one.
         requests: In their order: the bytes of a block, plus `OF_A_STREAM` times the number of its stream (0 for the
             default one); or, to free one, -1 - 2 i for the i-th that the step has made, and -2 - 2 i for the i-th of
             those that the step before it left.
@@ -177,7 +177,7 @@ class Ran(Message, frozen=True):
     recorded: RecordedStep | None = None
 
     def with_trial(self, **changes: Any) -> Ran:
-        """Return the same with these changes of its trial."""
+        """Return the reply with these changes of its trial."""
         return replace(self, trial=replace(self.trial, **changes))
 
 
@@ -185,7 +185,7 @@ class Replay(Message, frozen=True):
     """Asks to replay the recorded steps of a process, in one without a workload (`Replayed`).
 
     Attributes:
-        seconds: How long more processes than the fewest may be begun.
+        seconds: How long processes may still begin, beyond the fewest that are needed.
         most_seconds: How long all may take.
     """
 

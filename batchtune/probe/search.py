@@ -49,8 +49,9 @@ _FEW_FAILURES = 3
 def next_batch_size(known: Knowledge, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
-    A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the remaining trials to
-    bisect is moved. Where failures are dear, at most 2 + log2(cap) fail instead, and the sizes go up by measured peaks.
+    A length takes at most 4 + log2(cap) batch sizes: a guess that would leave too much for the
+    remaining trials to bisect is moved. Where failures are costly, at most 2 + log2(cap) fail
+    instead, and the sizes go up by measured peaks.
     """
     bracket = known.bracket(anchor)
     if known.closed_by(bracket) is not None:
@@ -427,9 +428,9 @@ class FrontierSearch:
     ) -> list[FrontierPoint]:
         """Return the closed lengths, in ascending order, each with the longest target at or below it.
 
-        With `confirmed`, only sizes count that one of these batches contains. If `joint`, return the pairs of a length
-        and a shorter target instead. If the search is `unfinished`, lengths count as well at which a larger size may
-        fit.
+        With `confirmed`, only sizes count that one of these batches contains. If `joint`, return
+        the pairs of a length and a shorter target instead. If the search is `unfinished`, lengths
+        at which a larger size may fit count, too.
         """
         known = self.known(trials)
         points = []

@@ -201,8 +201,8 @@ def begin_run(
 ) -> Run:
     """Write `run.json` of a new run, and return it; what the folder held goes, with `force` all of it.
 
-    Not before the device was opened and the workload built: one that can't be must not cost an earlier run. Without
-    `force` the folder may hold a run in which nothing passed.
+    Call this only once the device is open and the workload built: a failure there must not cost an
+    earlier run. Without `force` the folder may hold a run in which nothing passed.
     """
     clear_run(folder, RUN_FILES if force else (TRIALS_FILE,))
     run = Run(

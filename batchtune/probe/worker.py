@@ -125,7 +125,8 @@ class Session:
     ) -> Ran:
         """Make one batch and run one step, as in training; if `release`, empty the allocator's cache first.
 
-        If it is the first of this process, what libraries keep lies where it lies in a training that begins so.
+        In a process's first step, what libraries keep lies where it lies in training that begins
+        with this batch.
         """
         if not self._has_stepped:
             self._meter.free_workspaces()

@@ -120,7 +120,7 @@ class Connection:
         self.said = b""
 
     def send(self, message: Message) -> None:
-        """Send a message; that the other side has gone is noticed where its answer is read."""
+        """Send a message; if the other side has gone, reading its answer will show it."""
         with contextlib.suppress(OSError):
             self.channel.sendall(encode(message) + b"\n")
 

@@ -210,7 +210,7 @@ class RunResults:
 
     @property
     def lengths(self) -> LengthsSummary | None:
-        """The data set that the results are about; None for a loader's tuning or a training that knows no lengths."""
+        """The data set that the results are about; None for a loader's tuning, or training of unknown lengths."""
         if self.main is None:
             return None
         return self.main.lengths

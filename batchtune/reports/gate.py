@@ -546,7 +546,8 @@ def _field(rule: Rule) -> Field:
 def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
     """Return one test suite, one test case a rule: a failure where it fails, an error where it can't be judged.
 
-    `time` is 0 throughout: rules take none, and the same verdicts give the same bytes. Their rules differ.
+    `time` is 0 throughout: rules take none, and the same verdicts give the same bytes. No two
+    verdicts are on the same rule.
     """
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     shared = {

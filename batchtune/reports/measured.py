@@ -136,7 +136,7 @@ def _sentences(probe: Probe, *, proves: bool) -> Iterator[str]:
         if proves:
             yield "`batchtune tune` or `batchtune verify` proves tables of them in shuffled training."
     if any(point.target_length is not None for point in probe.frontier):
-        yield "Each length was measured with the longest target that occurs at or below it."
+        yield "Each length was measured with the longest target of the examples up to that length."
     if probe.margin is not None:
         yield (
             f"{format_size(probe.margin.free_bytes)} are kept free: equal batches differ by up to "

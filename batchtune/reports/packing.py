@@ -1,4 +1,4 @@
-"""The section on a sweep of a training that packs: the token budget, the packers, and whether learning is the same."""
+"""The section on a sweep for training that packs: the token budget, the packers, and whether learning is the same."""
 
 from __future__ import annotations
 

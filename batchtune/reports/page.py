@@ -283,7 +283,7 @@ def _data_section(run: RunResults) -> Section:
 def drift_sentences(drift: Drift, *, packs: bool = False) -> list[str]:
     """Say how the other lengths differ from those of the run, and what that costs with the recommended row.
 
-    Of a run that packs, the row is that of the best padded batches, and not what is recommended.
+    For a run that packs, the row is that of the best padded batches, not the recommended one.
     """
     row = (
         "the best padded row, which is not the packing,"
@@ -470,7 +470,7 @@ SCHEMAS = {
         TrainingStart, "training.jsonl, first line", "the start of a recording"
     ),
     "training-step": DescribedFile(
-        TrainingStep, "training.jsonl, each further line", "one step of a training"
+        TrainingStep, "training.jsonl, each further line", "one training step"
     ),
     "sampler": DescribedFile(
         SamplerConfig,
@@ -479,7 +479,7 @@ SCHEMAS = {
     ),
     "packed-sampler": DescribedFile(
         PackedConfig,
-        "sampler.yaml of a training that packs",
+        "sampler.yaml of training that packs",
         "the recommended packer; YAML with the same content as JSON",
     ),
     "report": DescribedFile(

@@ -243,7 +243,8 @@ class Times:
 
     Attributes:
         of_row: The relative error of the recommended row's time, of two standard errors; None if it is not known.
-        large: What of that, and of the error of the probe's model, is too large to compare times, in words.
+        large: Which of that error and the error of the probe's model is too large to compare times,
+            in words.
         rough: Why the measured times are only rough, as warnings.
         are_reliable: Whether rows can be compared by their times; otherwise their batches are compared.
     """
@@ -512,7 +513,7 @@ def sizes_table(
 
 
 def cache_emptied(retries: int | None) -> str:
-    """Return that the allocator emptied its cache so often, as a part of a sentence; nothing if it did not."""
+    """Say how often the allocator emptied its cache, as a part of a sentence; nothing if it did not."""
     if not retries:
         return ""
     return f", but the allocator emptied its cache {counted(retries, 'time')} to go on"

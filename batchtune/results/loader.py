@@ -66,7 +66,7 @@ class Demand(Record):
         source: Where the times come from: the run folder's probe, or `--step-ms`.
         per: What decides a step's time: `shape`: the probe's times for the batch's own shape; `example`: the epoch's
             estimated time / its examples, times the examples in the batch; `batch`: the same time for every batch.
-        step_seconds: Of a batch on average, as the loader delivered them.
+        step_seconds: Mean time of the step with a batch, over the delivered batches.
         device_name: The device that the step was probed on; None for `--step-ms`.
     """
 
@@ -89,7 +89,8 @@ class LoaderRow(Record):
         rounds: How many rounds of successive halving it took part in.
         trials: How many of its epochs, or parts of one, were measured, after those that warm up.
         batches, examples: How many were delivered in them.
-        examples_per_second, batches_per_second: Of a consumer that takes batches as fast as they come.
+        examples_per_second, batches_per_second: The rates of a consumer that takes batches as fast
+            as they come.
         length_per_second: Sum of the true lengths where they are known, else of the padded ones, in the loader's unit.
         examples_per_second_spread: (highest - lowest) / median over trials.
         first_batch_seconds: From the start of an epoch to its first batch: the median.
@@ -100,12 +101,13 @@ class LoaderRow(Record):
             size).
         worker_bytes: The most that the largest worker held, counted likewise.
         shared_bytes: The most that was added to /dev/shm.
-        batch_bytes: Of the largest batch.
+        batch_bytes: Size of the largest batch.
         growth_bytes_per_batch: How much memory grew with each batch after the warm-up; 0 if no more than noise.
         gpu_idle: The share of training that the step waits for batches, measured with a consumer that takes as long for
             each batch as its step; None where that was not run.
-        estimated_epoch_seconds: Of what the loader delivers in an epoch: steps and waits, or without a demand, the
-            loader alone; None where its epoch has no known end, or where the waits were not measured.
+        estimated_epoch_seconds: The time of what the loader delivers in an epoch: steps and waits,
+            or without a demand, the loader alone; None where its epoch has no known end, or where
+            the waits were not measured.
         equal_to_best: Whether it is within the error of the best row, by idle shares where they were measured, else by
             rates; None for a row without an idle share where others have one.
     """
@@ -198,7 +200,7 @@ class LoaderTuning(Result):
             further options.
         device_name: Where batches were delivered to: the CPU, or a GPU.
         batch: The first batch, in words: `32 × 1600 (wav)`.
-        epoch_batches, epoch_examples: Of one epoch; None where its end is not known.
+        epoch_batches, epoch_examples: How many one epoch has; None where its end is not known.
         demand: None where no step times are known.
         rows: In the order of `arguments`.
         recommended: Index of the recommended row; None where every setting failed.

@@ -95,7 +95,8 @@ class Trial(Record):
         step_seconds_spread: Interquartile range of the timed steps; None for fewer than two.
         mean_step_seconds: Mean time of the timed steps; None where the trial failed.
         worker: Number of the worker process in this run folder, from 1.
-        confirmation: Whether the shape failed interleaved with the others, after it had passed alone; or in a training.
+        confirmation: Whether the shape failed interleaved with the others, after it had passed
+            alone; or in training.
         shuffled: Whether it failed after other batches, when a table ran in shuffled training, or interleaved where the
             allocator fragments. This says little about the shape itself.
         held_bytes: In use before the trial.
@@ -112,7 +113,7 @@ class Trial(Record):
         parameters_changed: Whether any step of this worker so far has changed a parameter; None if unknown.
         compilations: How often torch.compile compiled a function meanwhile; those steps are not timed.
         at_recompile_limit: Whether a function had reached torch.compile's limit: other shapes run it uncompiled.
-        recorded: Whether it was no trial, but a batch of the recorded training in `training.jsonl`.
+        recorded: Whether it was a batch of the recorded training in `training.jsonl`, not a trial.
         rank: Of several ranks, the one that failed first or took the most memory; None without ranks.
         oom_ranks: The ranks that ran out of memory; None without ranks.
         sequences: Of a packed batch, (length in tokens, how many sequences have it), the longest first; None: padded.
@@ -176,7 +177,7 @@ class Trial(Record):
         return replace(self, **_fields_of(shape))
 
     def of_each(self, shapes: Sequence[BatchShape]) -> list[Trial]:
-        """Return a record for each batch of a step: of several, times and peaks can't be told apart."""
+        """Return a record for each batch of a step; of several batches, times and peaks can't be told apart."""
         if len(shapes) == 1:
             return [self]
         shared = {
@@ -273,7 +274,7 @@ class CostModel(Record):
     longest target length of the batch.
 
     Attributes:
-        example: Of each example, whatever its length.
+        example: The cost of each example, whatever its length.
         relative_error: Root mean square of (fit / measured - 1) over the fitted trials.
         largest_error: The largest |fit / measured - 1| among them; None if nothing was fitted.
     """
@@ -342,7 +343,7 @@ class ProbedWith(Record):
         nproc_per_node: Ranks of a machine; None: one process, without a process group.
         nnodes: Machines; None: one.
         simulate_world_size: The ranks that one process stands for.
-        max_tokens: Of packed batches: no larger budget is tried. None: all tokens of the data.
+        max_tokens: The largest token budget that is tried. None: all tokens of the data.
     """
 
     device: DeviceName = "auto"
@@ -481,7 +482,8 @@ class Verification(Measured):
     Attributes:
         bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as in `sampler.yaml`.
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
-        algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as in `stream.yaml`; None without a stream.
+        algorithm, buffer_size, max_padding_ratio: Those of a stream's batches, as in `stream.yaml`;
+            None without a stream.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
         steps, planned_steps: Shuffled steps that passed in the first process, and those that were planned.
         epoch_batches: Batches of one epoch.
@@ -497,7 +499,8 @@ class Verification(Measured):
         rest_growth_bytes: Growth of the memory in use between steps, from the second to the last quarter of the
             shuffled steps (of the worst shapes' steps if there are no others); None if too few passed.
         reserved_growth_bytes: The same for the memory that the allocator holds.
-        estimated_epoch_seconds: Of this table, by the probe's step times; None without them.
+        estimated_epoch_seconds: Time of an epoch with this table, by the probe's step times; None
+            without them.
         measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None if none passed.
         time_ratio: Measured / estimated time of exactly the batches that were run.
         time_ratio_error: Standard error of that ratio; None for fewer than four steps.
@@ -580,7 +583,7 @@ class TrainingStep(Record, omit_defaults=True):
     """A line of `training.jsonl`: one optimizer step, or the one that ran out of memory.
 
     Attributes:
-        rank: Of the process, from 0.
+        rank: Rank of the process, from 0.
         recording: As in the line that begins the recording.
         batches: What it trained on: several where gradients are accumulated. After an OOM the batches that were at
             hand, one of which was too large.
@@ -680,7 +683,7 @@ class Training(Record):
         steps: Optimizer steps that passed.
         ooms: Steps that ran out of memory.
         first_oom: The message of the first of them; None without one.
-        mean_step_seconds: Of the steps with a time.
+        mean_step_seconds: Mean over the steps with a time.
         predicted_step_seconds: The mean of the same steps, by the probe's times; None without them.
         peak_bytes: The largest; None if unknown.
         predicted_peak_bytes: The largest of its batches, by the probe's model; None without one.

@@ -27,7 +27,7 @@ class Scan(Result):
     Attributes:
         sources: Where the lengths come from, as the user named it.
         distinct: Number of distinct lengths.
-        targets: Of the target lengths, if any.
+        targets: Percentiles of the target lengths, if any.
         histogram: Bins that cover all lengths, the longest first; even or log-spaced.
         left_out: Reason → number of examples left out.
         notes: The reader's findings.
@@ -99,7 +99,7 @@ class DoctorCpu(Record):
 
     Attributes:
         processors: Available to this process.
-        load_average: Of the last minute: how many processes ran or waited to run; None if unknown.
+        load_average: How many processes ran or waited to run in the last minute; None if unknown.
         limit_problem: Why memory can't be limited and measured here, if so.
         probe_process: The batchtune process that is probing it, if any.
     """
@@ -162,7 +162,7 @@ class Verdict(Record):
     Attributes:
         rule: As given, with single spaces.
         outcome: `holds`; `fails`; or `error`: it can't be decided, which is never a pass.
-        value: Of the rule's field; None if unknown.
+        value: Value of the rule's field; None if unknown.
         limit: What the rule compares it with; for `worse` the fraction allowed, 0.02 for 2%.
         baseline: The value in the other run, for `worse`.
         message: The value and the limit, or why it can't be decided; no full stop.
@@ -183,8 +183,10 @@ class Drift(Record):
         lengths: The new ones.
         changed: Whether the fingerprint differs.
         beyond: How many of the new lengths are beyond the last boundary of the recommended table.
-        batches: Of the new lengths with the tuned table; lengths beyond it become batches of one.
-        retuned_batches: With a table tuned for them, with the same strategy, sizing and number of buckets.
+        batches: Batches of the new lengths with the tuned table; lengths beyond it become batches
+            of one.
+        retuned_batches: Batches with a table tuned for the new lengths, with the same strategy,
+            sizing and number of buckets.
         epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
         stale: How much more the tuned table costs than a newly tuned one, in time if known, else in batches: 0.02 is 2%
             more; at least 0.

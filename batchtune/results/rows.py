@@ -53,7 +53,7 @@ class SweepSettings(Record):
     Attributes:
         strategies: Names; empty: all of them.
         pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
-        seed: Of the shuffles of the sampler that is written, and of simulated epochs.
+        seed: Seed of the shuffles of the sampler that is written, and of simulated epochs.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this.
         world_size: Number of ranks; None: the probed number. With same_bucket all take batches of one bucket at each
             step.
@@ -170,13 +170,14 @@ class Row(EpochFigures):
         padding_ratio: Padded cells / all cells; those of an example dealt a second time count as padded.
         fill: True length, of each example once, / (batches × max_batch_length).
         mean_batch_size: Examples per batch; repeated examples count each time.
-        largest_padded_length: Of any batch that this table can form on these data.
+        largest_padded_length: The largest of any batch that this table can form on these data.
         effective_buckets: 1 / Σ p², p the share of the examples in each bucket. For pools: mates_again / the same for
             batches of the same sizes drawn from all examples.
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
         estimated_epoch_error_seconds: Its standard error; None without step times.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
-        smallest_batch_size, largest_batch_size: Of the epoch's batches, including those that are not full.
+        smallest_batch_size, largest_batch_size: Those of the epoch's batches, including those that
+            are not full.
         batch_size_variation: Their standard deviation / their mean.
         steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
         step_tokens_deviation: The standard deviation of the true length of a step, padding not counted, / its mean;
@@ -187,7 +188,8 @@ class Row(EpochFigures):
         repeated_examples: How many examples are dealt a second time, to give every rank the same number of batches.
         mates_again: The probability that two examples of one batch share a batch again in the next epoch; None, like
             effective_buckets, for a recorded training, which does not say which examples a batch held.
-        length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
+        length_correlation: Correlation of the lengths of two examples of one batch; None if all
+            lengths are equal.
         pool_size, batch_overhead, accumulate, equal_counts, pair_cost: As in `sampler.yaml`; pool_size is None if
             batches are made in buckets.
         simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
@@ -351,7 +353,7 @@ class PackedRow(Record):
             step's sequences; None if batchtune draws them.
         batches: Micro-batches of one epoch, none with padding.
         lower_bound: tokens / max_tokens, rounded up.
-        tokens: Of one epoch, without those cut or left out.
+        tokens: Tokens of one epoch, without those cut or left out.
         fill: tokens / (batches × max_tokens).
         largest_tokens: The most tokens of a micro-batch.
         simulated_epochs: How many epochs largest_tokens, over_cap and unproven are about; the other figures are those
@@ -365,8 +367,8 @@ class PackedRow(Record):
         slowest_rank: The time of the slowest rank / the mean of all, by the probe's time law, or without one by the
             FLOPs of a dense 7B model.
         mates_again: As for a row.
-        estimated_epoch_seconds: Of all steps, each as long as its slowest rank takes, by the probe's time law; None
-            without one.
+        estimated_epoch_seconds: Time of all steps, each as long as its slowest rank takes, by the
+            probe's time law; None without one.
     """
 
     packer: str
@@ -422,7 +424,8 @@ class PackingSweep(Record):
         time_law: The probe's, as the arguments of `batchtune.TimeLaw`; None without one.
         padded_steps: Optimizer steps of an epoch of the user's padded batches, if they are known, or else of the best
             ones, or else of `fixed-random`.
-        padded_step_tokens_deviation: As for a row, of those batches; None if their examples are not known.
+        padded_step_tokens_deviation: As for a row, of those batches; None if their examples are not
+            known.
         recommended: Index of the recommended row.
         current: The user's own packed batches, of random sequences; None if they are padded, or not known.
     """

@@ -344,7 +344,7 @@ SAME_GRADIENT = 0.01
 
 
 class Twin(Record):
-    """A batch of a script's own, and one made with the same shape: what a step with each allocated at its peak."""
+    """A script's own batch, and a made one of the same shape: the peak memory of a step with each."""
 
     batch_size: Size
     length: Length
@@ -370,13 +370,14 @@ class Twin(Record):
 
 
 class OwnBatches(Record):
-    """The batches of an epoch as a training makes them now: those of its own batch sampler, or recorded ones.
+    """The batches of an epoch as training makes them now: those of its own batch sampler, or recorded ones.
 
     Attributes:
         sampler: The name of its class; `a recorded training` if it was not watched itself.
         ranks: Number of ranks; each counts with as many batches as the first one makes.
-        batches, padded_length: Of all ranks, for as many examples as the data has.
-        shapes: Of all batches, or of some that stand for them: evenly spaced in the order of their padded lengths.
+        batches, padded_length: Those of all ranks, for as many examples as the data has.
+        shapes: Shapes of all batches, or of some that stand for them: evenly spaced in the order of
+            their padded lengths.
         mates_again, effective_buckets: As for a row of a sweep.
     """
 
@@ -437,8 +438,8 @@ class Script(Record):
         look_ahead: How many batches the loop fetches before it trains on them.
         twins: Peaks of its own batches and of made ones; empty if they were compared earlier.
         packed: Whether its batches are packed: rows of sequences without padding.
-        batch_size: Of its own batches, on each rank; None unless they are drawn at random, all of one size. The order
-            of a stream is assumed to be random.
+        batch_size: Size of its own batches, on each rank; None unless they are drawn at random, all
+            of one size. The order of a stream is assumed to be random.
         own_batches: In other cases, what its own batch sampler makes, if the manifest's rows are its examples.
         gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
         optimizers: The classes of those that have stepped.
@@ -504,8 +505,8 @@ class Device(Record):
         limit_bytes: Available to the workload, after all that is kept free.
         other_processes: How many other processes used the device at the start.
         processes: Those, each with its memory.
-        uuid: Of the GPU or the MIG instance.
-        free_bytes: Of the device, before this process used it.
+        uuid: UUID of the GPU or the MIG instance.
+        free_bytes: Free memory of the device, before this process used it.
         mig: Whether it is a part of a GPU (Multi-Instance GPU).
         ecc: Whether its memory corrects errors, which takes some of it.
         outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
@@ -518,12 +519,13 @@ class Device(Record):
         settings: Name → value of environment variables, TF32, cudnn.benchmark, deterministic algorithms and whatever
             else affects memory and time, after the workload's setup.
         processors: Available to the worker; None on a GPU, as are the next two.
-        load_average: Of the last minute, before the workload was built.
+        load_average: That of the last minute, before the workload was built.
         other_processors: Processors used by other programs while the workload was built, on average.
         script: What was learned of the training script that used it; None for a workload.
-        ranks: Of a training on several ranks, each one's device. The other fields then hold the worst of any rank.
+        ranks: On several ranks, each one's device. The other fields then hold the worst of any
+            rank.
         world_size, nnodes: How many ranks trained together, and on how many machines.
-        backend: Of their process group, such as `nccl`; None without one.
+        backend: Backend of their process group, such as `nccl`; None without one.
         simulated: Whether one process stood for all ranks, under a process group that communicates nothing.
     """
 

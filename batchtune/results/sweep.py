@@ -135,9 +135,9 @@ class Sweep(Swept[Row]):
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
         learning_rate: None if no row is recommended.
         two_dimensional: Empty without target lengths, or if memory does not depend on them.
-        histogram: Of the lengths, ascending bins that cover them all.
+        histogram: Ascending bins that cover all lengths.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i.
-        buckets: Of the recommended table; empty without one, and for pools.
+        buckets: The buckets of the recommended table; empty without one, and for pools.
         packing: The packers, if the training packs (its probe does, or --max-tokens says so); the other rows then show
             training without packing.
         proof: The recommended row's batches as they ran in shuffled training; None if they did not run.
@@ -234,18 +234,19 @@ class StreamRow(EpochFigures):
         buffer_size: The most examples that a worker holds.
         target_batch_numel, max_batch_numel: As in SpeechBrain's `dynamic_bucketed_batch`, in the unit of the lengths;
             None for other algorithms.
-        max_batch_size: Of `speechbrain`; None: any.
-        max_padding_ratio: Of `speechbrain` and `pivot`; None: any.
+        max_batch_size: For `speechbrain`: the most examples of a batch; None: any.
+        max_padding_ratio: For `speechbrain` and `pivot`: the largest fraction of a batch that may
+            be padding; None: any.
         boundaries, batch_sizes: The table; a batch holds at most the size of its longest example's bucket. Empty for
             `speechbrain`.
-        batches: Of one epoch that reads each example once.
+        batches: Batches of one epoch that reads each example once.
         dropped_examples: How many an epoch leaves out, as SpeechBrain's `drop_end` does.
         padded_length: Cells of the epoch's batches.
         padding_ratio: Padded cells / all cells.
         fill: True length / (batches × max_batch_length).
         mean_batch_size: Examples in a batch; smallest_batch_size, largest_batch_size: of any batch.
         batch_size_variation: Their standard deviation / their mean.
-        largest_padded_length: Of any batch of the epoch.
+        largest_padded_length: The largest of any batch of the epoch.
         under_half: The fraction of batches that are less than half full: of target_batch_numel, or of the batch size
             that fits with their longest example.
         wait_median, wait_p99: How many more examples a worker reads before it makes an example's batch.
@@ -255,7 +256,8 @@ class StreamRow(EpochFigures):
         mate_distance: Mean distance of two examples of one batch, counted in examples as they are stored.
         mixing: The same / that of two examples drawn at random.
         mates_again: The probability that two examples of one batch share a batch again in the next epoch.
-        length_correlation: Of the lengths of two examples of one batch; None if all lengths are equal.
+        length_correlation: Correlation of the lengths of two examples of one batch; None if all
+            lengths are equal.
         effective_buckets: mates_again / the same for batches of the same sizes drawn from all examples.
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
         estimated_epoch_error_seconds: Its standard error; None without step times.

@@ -1,7 +1,7 @@
 """The drop-in torch samplers that run a recommendation, and the stream that makes batches as it is read.
 
-A training imports only the one that it uses: `batchtune.BucketBatchSampler` and the others. Here are their arguments:
-ranks, checks, and what `stream.yaml` says of them.
+Training imports only the sampler that it uses, such as `batchtune.BucketBatchSampler`. This module
+has what their arguments share: ranks, checks, and those in `stream.yaml`.
 """
 
 from __future__ import annotations

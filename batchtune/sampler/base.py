@@ -402,12 +402,13 @@ class BucketBatchSampler(TableBatchSampler):
     loader out of accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the
     loader from `get_train_dataloader` as it is. If something does, the first batch raises RuntimeError.
 
-    **Resuming.** `state_dict` and `load_state_dict` resume mid-epoch, batch for batch, with any number of workers: the
-    state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
-    workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state. A
-    loader that accelerate prepared, on one process, fetches one batch ahead: prepare a StatefulDataLoader there, or
-    give the number of batches trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state`
-    call its `set_epoch`.
+    **Resuming.** `state_dict` and `load_state_dict` resume mid-epoch, batch for batch, with any
+    number of workers: the state of a sampler in a plain DataLoader counts the batches that the
+    loader has delivered, not those that its workers have fetched ahead. With
+    `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state. A loader that
+    accelerate prepared, on one process, fetches one batch ahead: prepare a StatefulDataLoader
+    there, or give the number of batches trained on, `state_dict(batches=...)`. The prepared loader
+    also counts epochs, from 0: after `load_state` call its `set_epoch`.
 
     Args:
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries. If
@@ -418,8 +419,9 @@ class BucketBatchSampler(TableBatchSampler):
             batches come as a streaming sampler fills them: full ones when their last example is read, then the rest
             bucket by bucket.
         batch_ordering: `ascending` or `descending` sorts an epoch's batches by their longest length.
-        drop_last: Whether to leave out batches that are not full, and the last ones if they are too few for all ranks;
-            see `dropped_examples`. An epoch that is left without a batch warns.
+        drop_last: Whether to leave out batches that are not full, and the last ones if they are too
+            few for all ranks; see `dropped_examples`. If that leaves an epoch without a batch, a
+            warning says so.
         seed, epoch: At least 0; the epoch is the first.
         rank, world_size: This process, from 0 on, and the number of processes; by default those of `torch.distributed`
             when the sampler is first used.
@@ -497,7 +499,7 @@ def tuned_lengths(
 ) -> tuple[Any, npt.ArrayLike | None]:
     """Return the lengths that a sampler of this config is given, as `EpochBatchSampler.from_config` describes.
 
-    And the targets. Takes out of `overrides` what says how a manifest is read.
+    Also return the targets. Removes the options for reading a manifest from `overrides`.
     """
     reading = {
         name: overrides.pop(name) for name in sorted(_READING & overrides.keys())

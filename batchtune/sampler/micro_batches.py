@@ -48,7 +48,7 @@ _PACKED = ("max_tokens", "time_law", "cut_at")
 
 
 class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
-    """The micro-batches of a training whose optimizer steps keep their examples, for `DataLoader(batch_sampler=...)`.
+    """Micro-batches for training whose optimizer steps keep their examples, for `DataLoader(batch_sampler=...)`.
 
     The training's own batch sampler says which examples each step has: those of its next `own_accumulate` batches, on
     all ranks. They are sorted by length and cut into `accumulate` micro-batches for each rank, none larger than what
@@ -191,7 +191,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
         return getattr(self.batch_sampler, "sampler", None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the training's own samplers the epoch, where they take one."""
+        """Tell the training's own samplers the epoch, if they take one."""
         for own in (self.batch_sampler, self.sampler):
             if hasattr(own, "set_epoch"):
                 own.set_epoch(epoch)
@@ -210,7 +210,7 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
                 step = []
 
     def batches_for(self, own_batches: int, ranks: int = 1) -> int:
-        """Return how many micro-batches take the place of `own_batches`, on this many ranks together.
+        """Return how many micro-batches replace `own_batches`, on this many ranks together.
 
         Raises TypeError where their number varies.
         """
@@ -257,18 +257,19 @@ class SameStepBatchSampler(OnRanks, Sampler[list[int]]):
 
 
 class SameStepStream(OnRanks, IterableDataset[Any]):
-    """The micro-batches of a stream whose optimizer steps keep their examples, for `DataLoader(batch_size=None)`.
+    """Micro-batches of a stream whose optimizer steps keep their examples, for `DataLoader(batch_size=None)`.
 
-    Each step takes the next examples, as many as without batchtune. It reads them before it yields its first
-    micro-batch: **a step's examples are held in memory**, not those of one batch.
+    Each step takes the next examples, the same number as without batchtune. The stream reads them
+    before it yields the step's first micro-batch: **a step's examples are held in memory**, not
+    those of one batch.
 
     Example::
 
         stream = SameStepStream("batchtune-run/sampler.yaml", examples, length_of=len, collate_fn=pad)
         loader = DataLoader(stream, batch_size=None)  # a step is `accumulate` of its batches, as the file says
 
-    Each rank cuts its own examples of a step: the source must give it its part. Each worker would make steps of its own
-    part alone, so at most one is allowed; the source may have more.
+    Each rank cuts its own examples of a step: the source must give each rank its part. Each worker
+    would make steps of its own part alone, so at most one is allowed; the source may have more.
 
     Args:
         path: The `sampler.yaml` of a sampler that keeps the examples of steps.

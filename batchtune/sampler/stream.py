@@ -103,7 +103,7 @@ class Held(Reader):
         return self._digest.hexdigest()
 
     def read(self, room: int) -> list[float]:
-        """Read examples until so many are held, and return their lengths."""
+        """Read examples until this many are held, and return their lengths."""
         lengths: list[float] = []
         length_of = self._limits.length_of
         buffer_bytes = self._limits.buffer_bytes
@@ -300,8 +300,9 @@ def _shared(tensor: torch.Tensor) -> torch.Tensor:
 def at_epoch(source: Any, epoch: int) -> Any:
     """Return the source of a stream with its epoch set, if it has one.
 
-    Workers share the memory in which a Hugging Face data set keeps its epoch, and its set_epoch adds to that: two at
-    once would add twice. So a source with tensors is copied, and so are they.
+    Workers share the memory in which a Hugging Face data set keeps its epoch, and its set_epoch
+    adds to that: two workers at once would add twice. So a source with tensors is copied, with its
+    tensors.
     """
     if not callable(getattr(source, "set_epoch", None)):
         return source
@@ -368,7 +369,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         buffer_bytes: The most memory of the held examples, by `bytes_of`: when one example exceeds it, a batch leaves.
             None: any.
         bytes_of: A function that takes an example and returns its size in memory.
-        max_padding_ratio: For `pivot`: the most of a batch that may be padding; None: any.
+        max_padding_ratio: For `pivot`: the largest fraction of a batch that may be padding; None:
+            any.
         shuffle: Whether chance decides which examples of the buffer go together. If not, the examples of a bucket leave
             in the order of the stream; pivots are chosen in that order, too.
         drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
@@ -564,7 +566,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         self.dropped_examples += held.dropped
         if held.dropped:
             warnings.warn(
-                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are of length 0, shorter than "
+                f"{held.dropped:,} of {held.seen:,} examples were dropped, because they are of length 0, shorter than "
                 f"min_length, or beyond the last of bucket_boundaries, {self._limits.last_boundary} "
                 f"(rank {place.rank}, worker {place.worker}, epoch {epoch})",
                 stacklevel=2,

@@ -357,12 +357,12 @@ def _chosen(loop: Loop, number: int | None) -> Feed:
 
 
 def _check_finite() -> None:
-    """Raise WorkloadError if the script's first steps have left parameters that are no finite numbers."""
+    """Raise WorkloadError if the script's first steps left parameters that are not finite."""
     for parameter in trained_parameters():
         if not own_part(parameter).isfinite().all():
             raise WorkloadError(
-                "parameters are not finite after the script's first optimizer steps: its loss is infinite or no number",
-                "Fix that first: such a training learns nothing. To measure it as it is, add --force.",
+                "parameters are not finite after the script's first optimizer steps: its loss is infinite or NaN",
+                "Fix that first: such training learns nothing. To measure it as it is, add --force.",
             )
 
 

@@ -104,7 +104,7 @@ def followed(
     """Return what `followed_sizes` does, and how numbers follow the terms that stand alone, or one for each row.
 
     Raises:
-        Unclear: As `followed_sizes` does; or it can't be told how one follows a term.
+        Unclear: As `followed_sizes` does; or it is ambiguous how a number follows a term.
     """
     terms, relations = followed_sizes(leaves, terms, noun, keys)
     for place, values in measured(leaves).items():
@@ -134,7 +134,7 @@ def _check_named(key: str | None, seen: Seen, relations: Relations, noun: str) -
     named = {place: named[place] for place in named.keys() - relations.keys()}
     if named and not any(map(np.ptp, named.values())):
         raise Unclear(
-            f"--length-key {key} names a part of the script's {noun} that is always as long: {ranges(named)}",
+            f"--length-key {key} names a part of the script's {noun} whose length never varies: {ranges(named)}",
             "Name another, or leave it out.",
         )
 
@@ -355,7 +355,8 @@ class Drawn:
     def make(self, shape: BatchShape) -> Any:
         """Return a batch of this shape, in the manifest's units.
 
-        Without a target length, the targets are as long as those of the measured examples that are no longer.
+        Without a target length, the targets are as long as those of measured examples up to the
+        batch's length.
         """
         if shape.sequences is None:
             return self._batch(self._padded(np.arange(self._numbers.size), shape))
@@ -365,8 +366,8 @@ class Drawn:
     def twins(self, batch_size: int) -> Iterator[tuple[BatchShape, Any, Any]]:
         """Yield shapes of batches of random examples, each with that batch and one that is drawn.
 
-        The drawn one has the longest of these examples, and that with the longest target. Of batches that are not
-        padded there are none: nothing stands in for another example.
+        The drawn one has the longest of these examples, and that with the longest target. Batches
+        that are not padded have no twins: nothing stands in for another example.
         """
         random = np.random.default_rng(0)
         measured = np.flatnonzero(np.isin(self._numbers, list(self.indices)))

@@ -1,9 +1,10 @@
 """Feeds a script's training loop the batches that a probe asks for: the loader's iterator is the worker.
 
-The training loop is the one after whose batch an optimizer steps; other loaders deliver their own batches. From
-a thread of this process answers the probe. When the loop asks for a batch it waits for the thread, which decides: a
-batch of its own, or one made in the shape that was asked for. A training step lasts from one optimizer step to the
-next, so it may take several batches (accumulation).
+The training loop is the one after whose batch an optimizer steps; other loaders deliver their own
+batches. From then on, a thread of this process answers the probe. When the loop asks for a batch,
+it waits for that thread, which decides: a batch of its own, or one made in the shape that was asked
+for. A training step lasts from one optimizer step to the next, so it may take several batches
+(accumulation).
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def step_gradient(
         )
         if place.agree(not math.isfinite(found.again or 0.0)):
             return StepGradient(
-                unknown="it is zero, or no finite number", batch_norm=batch_norm
+                unknown="it is zero, or not finite", batch_norm=batch_norm
             )
         if place.agree(time.monotonic() - started > _SECONDS):
             return replace(found, unknown=f"two steps took more than {_SECONDS:g} s")
@@ -217,7 +217,7 @@ def difference(gradient: Gradient, other: Gradient) -> float:
 
 
 def beyond(gradient: Gradient, parts: Iterable[Gradient]) -> float:
-    """Return the norm of what no weighted sum of other gradients gives of one, relative to its norm."""
+    """Return the norm of the part of a gradient that no weighted sum of others gives, relative to its whole norm."""
     squared = _product(gradient, gradient)
     if not squared:
         return math.nan

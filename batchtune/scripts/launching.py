@@ -1,8 +1,9 @@
 """The worker process of a probe whose workload is a training script: starts the script, and passes messages on to it.
 
-Each process of the script that trains, one or several ranks, connects when its loop has taken an optimizer step
-(`scripts.feeding`), and answers from then on; one reply is made of theirs, as of a gang's (`probe.gang`). What starts
-them (torchrun, accelerate, Lightning, a shell script) needs to know nothing of that.
+Each process of the script that trains, one or several ranks, connects when its loop has taken an
+optimizer step (`scripts.feeding`), and answers from then on; their replies are merged into one, as
+a gang's are (`probe.gang`). What starts them (torchrun, accelerate, Lightning, a shell script)
+needs to know nothing of that.
 """
 
 from __future__ import annotations

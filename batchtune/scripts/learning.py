@@ -323,12 +323,12 @@ def _learned_from_batches(
     for path, group in leaves.items():
         if len(group) < _FEWEST:
             raise Unclear(
-                f"{len(group)} whole batches of the script tell too little",
+                f"{len(group)} whole batches of the script are too few to learn from",
                 f"Learning from whole batches needs at least {_FEWEST}.",
             )
         if len({len(sizes(leaf)) for leaf in group}) > 1:
             raise Unclear(
-                f"{path} is not in every batch of the script, or not of one kind"
+                f"{path} is not in every batch of the script, or not always of the same kind"
             )
     rows = [packed_row(batch) for batch in batches_of(leaves)]
     lengths = [row for row in rows if row is not None]

@@ -96,11 +96,12 @@ def own_table(
 ) -> pyarrow.Table:
     """Return the lengths of a data set, a row for each example in its order.
 
-    `measure` measures some examples; it returns None where none can be had. Of the numbers that the data set holds,
-    those that follow the sizes of these are the `length` and the `target_length`. If none is called a length either,
-    all examples are measured.
+    `measure` measures some examples; it returns None where none can be had. Numbers in the data set
+    that follow the sizes of these examples are the `length` and the `target_length`. If none do,
+    and none is named as a length, all examples are measured.
 
-    Raises WorkloadError if it holds no numbers, and to measure all takes longer than half of the time.
+    Raises WorkloadError if the data set holds no numbers, and measuring all examples would take
+    over half of the time.
     """
     import pyarrow
 

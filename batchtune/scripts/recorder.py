@@ -1,4 +1,4 @@
-"""`batchtune.Recorder`: records a training from within its own script, to `training.jsonl` in the run folder."""
+"""`batchtune.Recorder`: records training from within its own script, to `training.jsonl` in the run folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from batchtune.results import (
 from batchtune.scripts import place_in_group
 from batchtune.workloads import training_gpu
 
-# Measures a training's steps without waiting for a GPU, and appends each to `training.jsonl`.
+# Measures training steps without waiting for a GPU, and appends each to `training.jsonl`.
 
 _RESIDENT = re.compile(rb"^(VmHWM|RssFile|RssShmem):\s+(\d+) kB", re.MULTILINE)
 

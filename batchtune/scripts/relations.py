@@ -219,7 +219,7 @@ def scale_by_rows(
     A known ratio comes first, then the one that fits them best. `digit` is what the manifest's lengths are rounded to.
 
     Raises:
-        Unclear: It is another than `given`, --per-unit.
+        Unclear: The ratio is another than `given`, --per-unit.
     """
     if len(set(lengths)) == 1:
         return None

@@ -74,14 +74,14 @@ def is_stream(loader: Any) -> bool:
 def unlike(
     loader: Any, count: int, lines_of_streams: str = STREAM_LINES
 ) -> tuple[str, str] | None:
-    """Return why a loader is not one of so many examples, and lines to change in the script; None if it is."""
+    """Return why a loader does not have this many examples, and lines to change in the script; None if it does."""
     name = f"the data set {type(loader.dataset).__name__}"
     if is_stream(loader):
         return f"{name} is a stream, or makes whole batches", lines_of_streams
     examples = length_hint(loader.dataset)
     if examples == count:
         return None
-    reason = f"{name} has {examples:,} examples, but the manifest {count:,} (if the data are others now, tune again)"
+    reason = f"{name} has {examples:,} examples, but the manifest {count:,} (if the data have changed, tune again)"
     return reason, SAMPLER_LINES
 
 
@@ -98,7 +98,7 @@ def stated(sampler: Any, *names: str) -> Any:
 def random_batch_size(loader: Any) -> int | None:
     """Return the batch size of a loader whose batches are drawn at random, all of one size; None for another.
 
-    The order of a stream is not known, and taken for random.
+    The order of a stream is not known, and is assumed to be random.
     """
     from torch.utils.data import (
         BatchSampler,
@@ -144,7 +144,8 @@ def restored_randomness() -> Iterator[None]:
 def write_own_batches(loader: Any, path: Path | None) -> None:
     """Write which examples the batches of two epochs hold, as `epochs.recorded` reads it; without a path nothing.
 
-    Nor if that takes long, or what the loader's batch sampler yields are no indices. No example is read.
+    It writes nothing if that takes long, or if the loader's batch sampler yields no indices. It
+    reads no example.
     """
     from torch.utils.data import BatchSampler
 
@@ -187,7 +188,8 @@ def unsafe(
 ) -> str | None:
     """Return why a loader's examples, of these lengths, should not be given in other batches; None if they can be.
 
-    These `draws` each example once, or they hold what the loader's own sampler draws; they may be `packed`.
+    The other batches hold each example once (`draws`), or what the loader's own sampler draws; they
+    may be `packed`.
 
     Some examples, from the shortest to the longest, are collated one by one: some size of theirs must grow as well, or
     none may differ. Values that grow with the row, as an index or a time does, don't count: if the manifest is sorted,
@@ -260,7 +262,7 @@ def wrap(loader: Any, begin: Begin, options: Mapping[str, Any]) -> Iterator[Any]
 def length(loader: Any, own: Callable[[Any], int], options: Mapping[str, Any]) -> int:
     """Return the number of batches of a loader: of those recommended, if it is the training loader.
 
-    Before anything deals them to the ranks, these are the batches of all: accelerate deals them later.
+    Before they are dealt to ranks, these are the batches of all ranks: accelerate deals them later.
     """
     given = _of_this_process(options)
     if unlike(loader, given.lengths.size):

@@ -32,7 +32,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(function: str, *arguments: Any) -> int:
-    """Return what a function of the C library, which Python's lacks, returns. Raises OSError if that is negative."""
+    """Call a function of the C library that Python lacks, and return its result. Raises OSError if that is negative."""
     result: int = getattr(_libc, function)(*arguments)
     if result < 0:
         number = ctypes.get_errno()

@@ -65,7 +65,7 @@ class LengthReader(Reader):
         self._lengths: list[float] = lengths.tolist()
 
     def read(self, room: int) -> list[float]:
-        """Return the next lengths, at most so many."""
+        """Return the next lengths, at most this many."""
         read = self._lengths[self.count : self.count + room]
         self.count += len(read)
         self.ended = len(read) < room
@@ -234,7 +234,7 @@ class SortedBuffer:
         self.places: list[int] = []
 
     def fill(self, reader: Reader, size: int) -> None:
-        """Read until so many examples are held, or the stream ends."""
+        """Read until this many examples are held, or the stream ends."""
         lengths = reader.read(size - len(self.lengths))
         for place, length in enumerate(lengths, reader.count - len(lengths)):
             index = bisect_right(self.lengths, length)
@@ -258,9 +258,10 @@ def around_pivot(
 ) -> tuple[int, int]:
     """Return where the batch begins and ends that grows around a pivot in ascending lengths.
 
-    It takes the neighbour that pads it less, of equal ones the shorter, while `grows` says so of its size and longest
-    length, and `admits` says that they may be what they become. `speechbrain.dataio.iterators`, SpeechBrain 1.1, does
-    the same in `indices_around_random_pivot`; it raises a ZeroDivisionError too if two lengths are 0.
+    It adds the neighbour that pads it less, on a tie the shorter one, while `grows` holds for the
+    batch's size and longest length, and `admits` for those that the neighbour would give it.
+    `speechbrain.dataio.iterators`, SpeechBrain 1.1, does the same in `indices_around_random_pivot`;
+    it raises a ZeroDivisionError too if two lengths are 0.
     """
     first = pivot
     last = pivot + 1

@@ -87,10 +87,12 @@ class PivotSettings(Settings):
 
     Attributes:
         target_batch_numel: A batch grows until its padded length is as large. Required: SpeechBrain has no default.
-        max_batch_numel: No example joins that would make the padded length larger; a longer example is a batch of
-            one. None: a batch overshoots its target, by one example and by how much that pads the others.
+        max_batch_numel: An example that would make the padded length larger does not join; a longer
+            example is a batch of one. None: a batch overshoots its target, by one example and by
+            how much that pads the others.
         max_batch_size: The most examples of a batch; None: any number. Below 1: one.
-        max_padding_ratio: No example joins that would make padding a larger part; None: any. Below 0: batches of one.
+        max_padding_ratio: An example that would make padding a larger part does not join; None:
+            any. Below 0: batches of one.
         buffersize: A batch is made whenever this many examples are held. Below 1: only when all of the stream is held.
         drop_end: Whether to leave out the examples that are held at the end of the stream.
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
@@ -439,7 +441,7 @@ class StoredStream:
         sharding: StreamedWith,
         seed: int,
     ) -> StoredStream:
-        """Take all examples, or the first shards, as many of each worker, that hold 131,072 or more."""
+        """Take all examples, or the first shards of every worker, equally many, that hold 131,072 examples or more."""
         readers = sharding.readers
         # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
         rounds = np.zeros((ceil_div(len(sizes), readers), readers))

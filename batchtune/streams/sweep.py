@@ -183,7 +183,7 @@ def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAd
 
 
 def shards_of(stream: StreamLengths, sizes: Sequence[int], readers: int) -> Shards:
-    """Describe the shards, which hold so many examples each, for this many workers of all ranks."""
+    """Describe the shards, which hold these numbers of examples, for this many workers of all ranks."""
     counts = np.array(sizes, dtype=np.int64)
     totals = sums_between(stream.values, edges_of(counts))
     median = float(np.median(counts))

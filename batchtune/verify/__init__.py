@@ -1,4 +1,4 @@
-"""Runs the recommended batches for real, from a plan to judged steps and `verify.json`; and proves the table so."""
+"""Runs the recommended batches for real: from a plan to judged steps and `verify.json`, or to a table's proof."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ from batchtune.results import (
     VERIFY_FILE,
     BatchShape,
     Device,
-    Outcome,
     PackedConfig,
     Probe,
     Proof,
@@ -127,7 +126,6 @@ def run_verify(
     settings = structs.replace(
         subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds
     )
-    workload = settings.subject
     measurer = measurer_for(
         settings,
         subject.limit_bytes,
@@ -137,7 +135,11 @@ def run_verify(
     )
     with alone_in(folder), measurer:
         verification = verify(
-            measurer, plan, workload, on_progress=on_progress, deadline=deadline
+            measurer,
+            plan,
+            settings.subject,
+            on_progress=on_progress,
+            deadline=deadline,
         )
         if not plan.settings.brief:
             write_result(folder / VERIFY_FILE, verification)
@@ -154,13 +156,14 @@ def verify(
 ) -> Verification:
     """Run the planned batches, one step after the other, until the deadline on the monotonic clock; and judge them.
 
-    The worst shapes are run once, the largest first, then once more in alternation; a step that fails does not keep
-    the others from being tried. If all pass, shuffled batches follow, up to the first that fails. Only these are
-    timed: the worst shapes are their warm-up. What they asked of a GPU's allocator is then replayed in other orders.
-    Where the allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other shuffled
-    batches run in further processes: training starts in a fresh one. A brief plan runs the worst shapes among the
-    shuffled ones, and ends with the first failure; its shuffled batches end where they take longer than its settings
-    say. Raises as `run_verify` does.
+    The worst shapes are run once, the largest first, then once more in alternation; a step that
+    fails does not keep the others from being tried. If all pass, shuffled batches follow, up to the
+    first that fails. Only the shuffled batches are timed: the worst shapes are their warm-up. Then
+    the shuffled batches' requests to a GPU's allocator are replayed in other orders. Where the
+    allocator fragments, pairs of shapes follow, each on an emptied cache. If all passed, other
+    shuffled batches run in further processes: training starts in a fresh one. A brief plan runs the
+    worst shapes among the shuffled ones, and ends with the first failure; its shuffled batches end
+    once they take longer than its settings say. Raises as `run_verify` does.
     """
     started = time.monotonic()
     device = stepper.start()
@@ -198,7 +201,7 @@ class _Runner:
     )
 
     def run(self, start_seconds: float) -> None:
-        """Run all phases; a process takes so long to start."""
+        """Run all phases; a process takes `start_seconds` to start."""
         done = self.done
         if not self.plan.settings.brief:
             self._run_worst()
@@ -313,7 +316,8 @@ class _Runner:
             # Of several batches of a step, the largest needs the most.
             step, _ = self.recorded[replayed.failed]
             largest = max(step, key=lambda batch: batch.shape.padded_length)
-            self._fail("replayed", replayed.steps, largest, "oom", replayed.error)
+            failed = Trial.of(largest.shape, "oom", error=replayed.error)
+            self._fail("replayed", replayed.steps, largest.bucket, failed)
 
     def _run_pairs(self) -> None:
         """Run the sequences, but none with a shape that has failed in one."""
@@ -379,34 +383,20 @@ class _Runner:
             possible = [*self.last_step, *step]  # a loop may have held one of them
             is_of = (batch for batch in possible if batch.shape == shape)
             bucket = next(is_of, step[0]).bucket
-            self._fail(
-                phase,
-                len(trials) - 1,
-                PlannedBatch(shape, bucket),
-                trial.outcome,
-                trial.error,
-            )
+            self._fail(phase, len(trials) - 1, bucket, trial)
             if phase != "worst":
                 return
 
-    def _fail(
-        self,
-        phase: VerifyPhase,
-        step: int,
-        batch: PlannedBatch,
-        outcome: Outcome,
-        error: str | None,
-    ) -> None:
-        shape = batch.shape
+    def _fail(self, phase: VerifyPhase, step: int, bucket: int, trial: Trial) -> None:
         failure = VerifyFailure(
             phase=phase,
             step=step,
-            bucket=batch.bucket,
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            outcome=outcome,
-            error=error,
+            bucket=bucket,
+            batch_size=trial.batch_size,
+            length=trial.length,
+            target_length=trial.target_length,
+            outcome=trial.outcome,
+            error=trial.error,
         )
         self.done.failures.append(failure)
 
@@ -503,15 +493,16 @@ class Prover:
     def tune(
         self, started: float, minutes: float | None
     ) -> tuple[Sweep, Verification | None]:
-        """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as these do."""
-        prover = self
+        """Probe and prove within these minutes, from `started` on the monotonic clock. Raises as both do."""
+        deadline = self.deadline
         probe_minutes = None
         if minutes is not None:
-            prover = replace(self, deadline=started + 60 * minutes)
+            deadline = started + 60 * minutes
             probe_minutes = minutes * PROBE_SHARE
         began = time.monotonic()
         probed = self.probe(probe_minutes, False)
-        return replace(prover, probed_seconds=time.monotonic() - began).prove(probed)
+        spent = time.monotonic() - began
+        return replace(self, deadline=deadline, probed_seconds=spent).prove(probed)
 
     def prove(self, probe: Probe) -> tuple[Sweep, Verification | None]:
         """Return the sweep with its proof, and the last verification; None if no batches were run, or packed ones.
@@ -650,7 +641,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
         went = WENT[failure.outcome]
         reason = f"a batch of {shape} {went} {WHERE[failure.phase]}"
     elif verification.unfinished:
-        reason = f"{TIME_ENDED[0].lower()}{TIME_ENDED[1:]}"
+        reason = TIME_ENDED.replace("The", "the")
     return Proof(
         steps=verification.steps + verification.restarted_steps,
         pairs=verification.pairs,
@@ -667,7 +658,7 @@ def proof_of(verification: Verification, tables: int = 1) -> Proof:
 
 
 def rule_out(folder: Path, probe: Probe, failure: VerifyFailure) -> None:
-    """Journal the failure of a table as one of the batch at the limit that was to contain it."""
+    """Journal a table's failure as a failure of the batch at the limit that should have contained it."""
     with alone_in(folder):
         path = folder / TRIALS_FILE
         trial = Trial.of(

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -144,7 +143,8 @@ class VerifySettings(Record):
     """How much to run, and how closely to look; `results.checked` checks the types and ranges.
 
     Attributes:
-        steps: Number of shuffled steps, which may be more than an epoch has; None: as many as are soon done.
+        steps: Number of shuffled steps, which may be more than an epoch has; None: as many as fit
+            into the time.
         epoch: Whether to run one epoch.
         seed: Of the shuffles; None: that of the YAML file.
         time_tolerance: The largest deviation of the measured time from the estimate, as a fraction of it.
@@ -223,7 +223,7 @@ class VerifyPlan(_Plan):
                 f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
-        if not len(self.first_epoch):
+        if not self.epoch_batches:
             raise ResultError(
                 "drop_last leaves out every batch: no bucket, pool or worker holds enough examples to fill one",
                 "Set drop_last: false in the config, or make the batch sizes smaller.",
@@ -251,8 +251,8 @@ class VerifyPlan(_Plan):
     def planned_steps(self) -> int:
         """How many shuffled steps to run.
 
-        Unless the user says so, those of an epoch, but no more than 200, nor than take the settings' seconds by the
-        probe's times; no fewer than show whether memory creeps.
+        By default, those of an epoch, but at most 200, and no more than fit into the settings'
+        seconds by the probe's times; at least as many as show whether memory creeps.
         """
         epoch = self.epoch_batches
         if self.settings.epoch:
@@ -276,9 +276,10 @@ class VerifyPlan(_Plan):
     def sequences(self) -> list[list[PlannedBatch]]:
         """Batches to run one after the other, each sequence on an emptied cache.
 
-        What runs out of memory in a fragmented cache depends on which shape follows which. If the time allows it, these
-        are all ordered pairs of worst batches, else each of them with three random others after it; and so are real
-        batches that are shorter than the worst of their bucket.
+        What runs out of memory in a fragmented cache depends on which shape follows which. If the
+        time allows it, these are all ordered pairs of worst batches, else each worst batch with
+        three random others after it. Real batches that are shorter than the worst of their bucket
+        follow, also with three others each.
         """
         worst = self.worst_batches
         shorter = self._shorter_batches
@@ -305,10 +306,10 @@ class VerifyPlan(_Plan):
 
     @property
     def _shorter_batches(self) -> list[PlannedBatch]:
-        """The shortest batch of each worst one's size that the first epoch has, where it is shorter."""
+        """The shortest batch of the first epoch with each worst batch's size, if it is shorter than that one."""
         longest = {batch.shape.batch_size: batch for batch in self.worst_batches}
         shortest = dict(longest)
-        batches = min(len(self.first_epoch), _LOOKED_THROUGH)
+        batches = min(self.epoch_batches, _LOOKED_THROUGH)
         for batch in itertools.islice(self.shuffled_batches(), batches):
             size = batch.shape.batch_size
             if size in shortest and batch.shape.length < shortest[size].shape.length:
@@ -368,8 +369,9 @@ class VerifyPlan(_Plan):
         if isinstance(self.config, StreamConfig):
             assert self.stream is not None
             return stream_epoch(self.stream, self.config, epoch)
-        seed = self.seed
-        drawing = ShuffleKey(ordering=self.config.batch_ordering, seed=seed + epoch)
+        drawing = ShuffleKey(
+            ordering=self.config.batch_ordering, seed=self.seed + epoch
+        )
         cut = self._batcher.cut(drawing, RankSplit(drop_last=self.config.drop_last))
         return shapes_of(cut, drawing, self._sample)
 
@@ -394,16 +396,16 @@ class VerifyPlan(_Plan):
         targets = runs.targets
         sizes, longest = self.batching.largest_batches(self.padded.histogram)
         worst = []
-        for size, length, bucket in zip(
+        for size, length, bucket, lower in zip(
             sizes.tolist(),
             longest.tolist(),
             self.table.assign(longest).tolist(),
+            self.table.lower_edges(longest).tolist(),
             strict=True,
         ):
             if targets is None:
                 worst.append(PlannedBatch(BatchShape(size, length), bucket))
                 continue
-            lower = float(self.table.lower_edges(np.array([length]))[0])
             # The values descend.
             shorter = np.searchsorted(lengths[::-1], [length, lower], side="right")
             start, end = (lengths.size - shorter).tolist()
@@ -640,8 +642,7 @@ def _failures(steps: DoneSteps, plan: Plan) -> Iterator[str]:
         shape = f"{failure.batch_size:,} × {format_length(failure.length, plan.lengths.unit)}"
         yield (
             f"A batch of {shape} {WENT[failure.outcome]} {WHERE[failure.phase]} (bucket {failure.bucket + 1} of "
-            f"{buckets}): "
-            f"{failure.error}"
+            f"{buckets}): {failure.error}"
         )
 
 
@@ -671,7 +672,7 @@ def _times(
     steps = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     seconds = steps / device.accumulation
     if timed:
-        times["measured_epoch_seconds"] = float(seconds.mean()) * len(plan.first_epoch)
+        times["measured_epoch_seconds"] = float(seconds.mean()) * plan.epoch_batches
     step_seconds = plan.costs.step_seconds
     if step_seconds is None:
         return times
@@ -700,8 +701,8 @@ def _warnings(
     """Yield why figures may be wrong, and what is not known."""
     if device.simulated:
         yield (
-            f"Verified on one rank's shard of {counted(device.world_size, 'rank')} (simulated): without communication, "
-            "neither its time nor its memory. Verify on real ranks with --nproc-per-node"
+            f"Verified on one rank's shard of {counted(device.world_size, 'rank')} (simulated): the time and memory of "
+            "communication are left out. Verify on real ranks with --nproc-per-node"
         )
     if retries:
         yield (
@@ -713,7 +714,7 @@ def _warnings(
     if steps.failures:
         return
     if growth is None:
-        yield f"It is unknown whether memory creeps: that takes {FEWEST_STEPS} steps that report the memory in use"
+        yield f"It is unknown whether memory creeps: at least {FEWEST_STEPS} steps must report the memory in use"
     if plan.costs.step_seconds is None:
         yield (
             "The time of an epoch was not compared with an estimate, because no step times are known: "
@@ -758,7 +759,7 @@ class PackedPlan(_Plan):
 
     def shuffled_batches(self, first: int = 0) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of micro-batches from the `first` on, as the sampler draws them with seed + epoch."""
-        for epoch in count(first):
+        for epoch in itertools.count(first):
             for sequences in self._epoch(epoch).lists():
                 shape = BatchShape.packed(self._tokens[sequences].tolist())
                 yield PlannedBatch(shape, 0)

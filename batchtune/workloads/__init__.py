@@ -469,7 +469,7 @@ def _is_held(parameter: torch.Tensor) -> bool:
 
 
 def own_part(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values, of a sharded one those of this rank: all of them would take a collective."""
+    """Return a tensor's values; of a sharded one this rank's alone, because all of them would take a collective."""
     values = parameter.detach()
     if hasattr(values, "to_local"):
         own: torch.Tensor = values.to_local()
@@ -491,9 +491,10 @@ def gradient_bytes() -> int:
 
 
 def drop_gradients() -> None:
-    """Free the gradients that the last step left, as the next one will; a view is kept, whose memory is a buffer's.
+    """Free the last step's gradients, as the next step will; keep a view, whose memory is a buffer's.
 
-    Until then an allocator can't free what they are part of: the next shape would run beside the last one's blocks.
+    Until then an allocator can't free the blocks that hold them: the next shape would run next to
+    the last one's.
     """
     for parameter in trained_parameters():
         if parameter.grad is not None and not parameter.grad._is_view():

@@ -246,7 +246,7 @@ def test_references_and_products(tmp_path, formula, value):
             "max_batch_length: must be a number, got `array`",
         ),
         ("!ref <gone>", "points to 'gone', which does not exist"),
-        ("!ref <round>", "around in a circle"),
+        ("!ref <round>", "form a circle"),
         ("!ref <object.attribute>", "<object.attribute>"),
         (
             "!ref <one> * __import__('os')",

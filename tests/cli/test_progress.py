@@ -67,7 +67,7 @@ def test_confirmation_and_proof_name_n_of_m():
         shown.verifying(VerifyProgress(phase="shuffled", process=2, **step))
         assert shown.bar.doing == "Shuffled batches in process 2, 5 of 17: 12 × 24.5 s"
         shown.verifying(VerifyProgress(phase="replayed", **step))
-    replaying = "Replaying what 17 steps asked of memory, among them 12 × 24.5 s"
+    replaying = "Replaying the memory requests of 17 steps, such as 12 × 24.5 s"
     assert shown.bar.doing == replaying
 
 

@@ -386,7 +386,7 @@ SAME_SIGNAL = [speech(16, n, duration=np.ones(1)) for n in range(10, 60)]
             SAME_SIGNAL,
             pads,
             "sig",
-            r"--length-key sig .* always as long: sig axis 1",
+            r"--length-key sig .* length never varies: sig axis 1",
         ),
         (varied(), crops, None, "no size of the script's collated batches"),
         (varied(), fills_rows, None, "rows of a fixed length"),

@@ -130,9 +130,10 @@ _Columns = Sequence[tuple[str, KeyPath]]
 class WebDataset(Format):
     """A tar shard; only the requested members are read. Consecutive members with one key are a sample.
 
-    A column is a suffix: `wav` or any other audio (in seconds), `npy` (the first dimension), others as text. Parts are
-    named behind a dot: `wav.num_samples`, `json.duration`, `json.speaker.id`. Suffixes may hold dots
-    themselves, as that of `a.mix.wav`. `audio` is the one audio member of each sample, whatever its suffix.
+    A column is a suffix: `wav` or any other audio (in seconds), `npy` (the first dimension), others
+    as text. Parts are named after a dot: `wav.num_samples`, `json.duration`, `json.speaker.id`.
+    Suffixes may hold dots themselves, as that of `a.mix.wav`. `audio` is the one audio member of
+    each sample, whatever its suffix.
     """
 
     name = "webdataset"
@@ -383,7 +384,7 @@ class IndexFile(Format):
 
     @staticmethod
     def fits(head: Head) -> bool:
-        """Return whether an .idx begins so, or a shard: a number, then the offset behind as many offsets and one."""
+        """Return whether this begins an .idx, or a shard: a number n, then the offset after n + 1 offsets."""
         if head.data.startswith(_MAGIC):
             return True
         count, first = struct.unpack("<II", head.data[:8].ljust(8, b"\0"))

@@ -71,7 +71,7 @@ class _Lines(Format):
 
     @abstractmethod
     def opened(self) -> tuple[list[str], Iterator[NumberedCells]]:
-        """Return the names of the columns, "" for one without a name, and as many cells of each record."""
+        """Return the names of the columns, "" for one without a name, and a cell of each record for each name."""
 
     def columns(self) -> Sequence[Column]:
         """Return the columns by their names."""
@@ -273,9 +273,10 @@ class _List(_Lines):
 class Kaldi(_List):
     """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples`, `speech_shape`, `text_shape`.
 
-    Of a shape, `1407,80` (frames, features), the first dimension is the length. In `segments` (id, recording, start,
-    end), the end may be -1: that of the recording, in the `reco2dur` beside it. Ids that the `text` or
-    `segments` beside the file lack are invalid, since training does not see them.
+    Of a shape, `1407,80` (frames, features), the first dimension is the length. In `segments` (id,
+    recording, start, end), the end may be -1: that of the recording, in the `reco2dur` next to it.
+    Ids that the `text` or `segments` next to the file lack are invalid, since training does not see
+    them.
     """
 
     name = "kaldi"
@@ -437,7 +438,7 @@ Getter = Callable[[Any], object]
 
 
 def begins_with(head: Head, opening: str) -> bool:
-    """Return whether a file with this head begins so, after white space."""
+    """Return whether a file with this head begins with `opening`, after white space."""
     return head.data.lstrip().startswith(opening.encode())
 
 

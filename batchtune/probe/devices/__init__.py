@@ -85,9 +85,9 @@ class Meter(ABC):
         """Enforce `device.limit_bytes` from now on."""
 
     def hold(self, examples: int, spent_bytes: int = 0) -> None:
-        """Allocate the memory that training needs here in addition to its steps: a sampler's, a data loader's.
+        """Allocate the memory that training needs in addition to its steps: a sampler's, a data loader's.
 
-        So much less as this process spends on what training will not need.
+        Less `spent_bytes`, which this process spends on what training will not need.
         """
         return
 
@@ -155,7 +155,7 @@ class Meter(ABC):
         return {}
 
     def worn(self) -> bool:
-        """Return whether so much is held between trials that the next would not compare with the first."""
+        """Return whether too much is held between trials to compare the next one with the first."""
         return False
 
 

@@ -88,11 +88,12 @@ def describe_cpu(probe_process: int | None) -> DoctorCpu:
 class CpuMeter(Meter):
     """The CPU's memory: the private writable memory of this process (Linux).
 
-    `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. It counts what is mapped, touched or not, of
-    which the kernel keeps no peak (man 5 proc); but it keeps one of the address space (`VmPeak`), which can't be reset.
-    So at a reset, the address space is filled up to its old peak with pages that nobody may touch, which are no data:
-    whatever the data grows by then shows in the peak. Only in a process's first step, while libraries are still being
-    loaded, is it too low, by what they take after the peak.
+    `RLIMIT_DATA` limits it: beyond the limit, mmap and brk fail and torch raises. The limit counts
+    what is mapped, touched or not. The kernel keeps no peak of that (man 5 proc), only one of the
+    address space (`VmPeak`), which can't be reset. So a reset fills the address space up to its old
+    peak with pages that nobody may touch and that don't count as data: whatever the data grows by
+    then shows in `VmPeak`. The peak is too low only in a process's first step, while libraries are
+    still being loaded, by what they take after it.
     """
 
     def __init__(self, settings: ProbedWith, limit_bytes: int | None) -> None:
@@ -140,7 +141,7 @@ class CpuMeter(Meter):
             self._held = mmap.mmap(-1, size, flags=flags)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Lower the limit by what is to be kept free; that of a continued run was lowered when it began."""
+        """Lower the limit by what must stay free; a continued run's limit was lowered when the run began."""
         kept = reserve_bytes + ddp_bytes
         if self._continued:
             kept = 0

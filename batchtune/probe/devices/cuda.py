@@ -271,8 +271,8 @@ def card_of(device: str) -> Card:
     if device != "auto" and not torch.cuda.is_available():
         raise ProbeError(
             f"--device {device} was asked for, but PyTorch {torch.__version__} sees no CUDA device here",
-            "`batchtune doctor` shows what is here. Install a CUDA build of PyTorch and a matching driver, or use "
-            "--device cpu.",
+            "`batchtune doctor` shows what this machine has. Install a CUDA build of PyTorch and a matching driver, or "
+            "use --device cpu.",
         )
     index = int(device.partition(":")[2] or 0)
     if index >= torch.cuda.device_count():
@@ -454,7 +454,7 @@ class CudaMeter(Meter):
             # No memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
                 f"{card.name} can't be used: {str(error).splitlines()[0]}",
-                "`batchtune doctor` shows who uses it. Stop what need not run, or probe another device with --device.",
+                "`batchtune doctor` shows who uses it. Stop other programs, or probe another device with --device.",
             ) from None
         _, total = torch.cuda.mem_get_info(card.index)
         self._total_bytes = total

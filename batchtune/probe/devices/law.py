@@ -138,7 +138,7 @@ class MadeDevice(Measurer):
         base_bytes: In use between steps.
         noise: Peaks of equal batches differ by up to this fraction.
         trial_steps: Of each trial. With few of them, step times are not reliable.
-        leak_bytes: Each step adds so much to the bytes in use.
+        leak_bytes: Bytes that each step adds to those in use.
         fault: A planned failure in place of the law, or None: told the shape, and how many runs came before.
         runs: Trials and steps so far.
     """

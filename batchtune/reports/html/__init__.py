@@ -312,7 +312,7 @@ def _stream_figure(run: RunResults, stream: StreamSweep) -> Figure:
         _axis("examples in the buffer of a worker", type="log"),
         name="stream",
         title="What an epoch of the stream costs, by buffer size",
-        caption="Of each algorithm and buffer the best row is drawn; lower is better.",
+        caption="Each point is the best row of its algorithm and buffer; lower is better.",
     )
 
 
