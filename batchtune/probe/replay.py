@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -119,16 +119,17 @@ def replay(request: Replay) -> Replayed:
     """
     import torch
 
-    steps = [step.requests for step in request.steps]
+    steps: list[Requests] = [step.requests for step in request.steps]
     first, second, *_ = steps
     device = torch.device("cuda", request.steps[0].device)
     torch.cuda.set_device(device)
     begin(device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(min(1.0, request.limit_bytes / total))
-    kept = kept_from(first, second)
     held = request.steps[0].held or []
-    released, first = released_by(first)
+    released, first = freed_by(first)
+    freed, steps[1] = freed_by(second)
+    kept = kept_from(first, freed)
     beginnings = [(0, first)]
     for number, step in enumerate(steps[1:], start=1):
         beginning = as_first(step, first, kept)
@@ -257,19 +258,18 @@ def _freed(requests: Requests, *, left: bool = False) -> list[int]:
     return [number // 2 for number in frees if number % 2 == left]
 
 
-def released_by(first: Requests) -> tuple[list[int], list[int]]:
-    """Return which held blocks the first recorded step frees, and the step as if only these were left to it.
+def freed_by(step: Requests) -> tuple[list[int], list[int]]:
+    """Return which of the blocks that were left to a step it frees, and the step as if only these had been left.
 
-    They are gradients, where the process has made steps that were not recorded.
+    To the first recorded step all held blocks are left. Where earlier steps were not recorded, it frees gradients.
     """
-    released = _freed(first, left=True)
-    places = {-2 - 2 * number: -2 - 2 * place for place, number in enumerate(released)}
-    return released, [places.get(request, request) for request in first]
+    freed = sorted(_freed(step, left=True))
+    places = {-2 - 2 * number: -2 - 2 * place for place, number in enumerate(freed)}
+    return freed, [places.get(request, request) for request in step]
 
 
-def kept_from(first: Requests, second: Requests) -> list[int]:
-    """Return the blocks that the first step leaves and the second does not free: the optimizer's state."""
-    freed = set(_freed(second, left=True))
+def kept_from(first: Requests, freed: Collection[int]) -> list[int]:
+    """Return the blocks that the first step leaves and the second has not freed: the optimizer's state."""
     return [number for number in range(len(_left(first))) if number not in freed]
 
 

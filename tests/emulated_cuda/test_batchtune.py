@@ -52,10 +52,13 @@ def step(size, length):
         with torch.cuda.stream(side):
             fetched = torch.empty(size << 20, device="cuda")
         fetched.record_stream(torch.cuda.current_stream())
+    outputs.clear()
     lm.optimizer.zero_grad()
     lm.loss(lm.make_batch(BatchShape(size, length))).backward()
     lm.optimizer.step()
+    outputs.extend(torch.empty(1 << 23, device="cuda") for _ in range(8))
 
+outputs = []  # of the last step, made after the optimizer's state
 side = torch.cuda.Stream()
 _, training, unrecorded, path = sys.argv
 lm = TransformerLM(size="tiny")
@@ -86,8 +89,9 @@ torch.cuda.init()
 with open(sys.argv[1]) as file:
     held, steps = json.load(file)
 first, *others = recorded = steps
-kept = replay.kept_from(first, others[0])
-released, first = replay.released_by(first)
+released, first = replay.freed_by(first)
+freed, others[0] = replay.freed_by(others[0])
+kept = replay.kept_from(first, freed)
 memory = replay.Memory(held, released)
 replayed = []
 for number, step in enumerate([first, *others]):
