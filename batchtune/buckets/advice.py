@@ -209,11 +209,13 @@ def _best_pools(
         min_randomness = reference.randomness
     pools = [row for row in better if row.uses_pools and not row.unproven]
     if steps_kept:
-        pools = _with_few_steps(pools)
+        pools = _with_few_steps([row for row in (table, *pools) if row is not None])
     pools = [
         row
         for row in pools
-        if cost(row) < highest_cost and _is_random(row, min_randomness)
+        if row.uses_pools
+        and cost(row) < highest_cost
+        and _is_random(row, min_randomness)
     ]
     return best_of(pools, cost, lambda row: (row.known_mates_again, cost(row)))
 

@@ -646,10 +646,10 @@ class SweepOptions:
         default=False,
     )
     keep: Kept | None = option(
-        "What to keep: same (the examples of each optimizer step, cut into other micro-batches), steps (their "
-        "number), or nothing (batches as large as fit). The default follows your own batches (a script's, or "
-        "--current): same if a step has several, else steps; nothing if they are not known. With same, tune "
-        "tries no batch with more examples than a step.",
+        "What to keep: same (the examples of each optimizer step, cut into other micro-batches), steps (at "
+        "least their number), or nothing (batches as large as fit). The default follows your own batches (a "
+        "script's, or --current): same if a step has several, else steps; nothing if they are not known. With "
+        "same, tune tries no batch with more examples than a step.",
         "WHAT",
     )
     micro_batches: int | None = option(

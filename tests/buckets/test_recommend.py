@@ -221,9 +221,12 @@ def test_times_that_do_not_compare_leave_the_choice_to_batches():
 def test_the_row_closest_to_the_kept_steps_is_recommended():
     """A fixed batch size of one pads nothing, and makes as many steps as there are examples."""
     ones = replace(row(7025, 10, strategy="linear"), padded_length=0.9)
+    pools_of_ones = replace(pools(7025, 1000, 0.0), padded_length=0.9)
     single = [replace(baseline, padded_length=0.9) for baseline in fixed(7025)]
     for baselines in (fixed(3513), single):
-        assert recommend([ones, row(2581, 12)], baselines, steps_kept=True).row == 1
+        for other in (ones, pools_of_ones):
+            rows = [other, row(2581, 12)]
+            assert recommend(rows, baselines, steps_kept=True).row == 1
 
 
 def test_examples_that_are_too_few_for_pools_are_said():
