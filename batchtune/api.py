@@ -145,7 +145,7 @@ def _probe(
     goes_on: bool = False,
 ) -> Probe:
     """Probe with these settings, for at most that many minutes; or go on with it."""
-    force = force and not goes_on
+    starts_over = force and not goes_on
     probing = {"minutes": minutes, **probing}
     if isinstance(workload, list):
         probing["command"] = workload
@@ -153,7 +153,7 @@ def _probe(
     elif not isinstance(workload, str):
         workload = spec_of(workload)
     options = with_unit(workload, probing.pop("options", None) or {}, read.unit)
-    holds_other_lengths(read, folder, force=force)
+    holds_other_lengths(read, folder, force=starts_over)
     return run_probe(
         read,
         checked(
@@ -166,7 +166,7 @@ def _probe(
             },
         ),
         folder,
-        force=force,
+        force=starts_over,
         sweep_settings=sweep_settings,
         sizes_of=sizes_of,
         hooks=ProbeHooks(

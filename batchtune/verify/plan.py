@@ -97,7 +97,14 @@ def subject_of(
     if not asked.keys().isdisjoint(_RANKS):
         # Real ranks take the place of simulated ones, and the other way round.
         probed_with |= dict.fromkeys(_RANKS)
-    values = {**probed_with, **asked, "workload": workload.spec, "options": options}
+    values = {
+        # The probe has said what is wrong with a script's own batches.
+        "force": probe is not None,
+        **probed_with,
+        **asked,
+        "workload": workload.spec,
+        "options": options,
+    }
     settings = checked(ProbeSettings, values)
     limit = None
     if probe is not None and all(
