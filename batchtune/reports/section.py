@@ -400,13 +400,18 @@ def training_notes(run: RunResults) -> list[str]:
 
 
 def steps_kept(sweep: AnySweep) -> Iterator[str]:
-    """Say how many optimizer steps an epoch keeps, if that was asked for."""
+    """Say how many optimizer steps an epoch keeps, and of how large batches, if that was asked for."""
     packing = sweep.packed if isinstance(sweep, Sweep) else None
     # By default, packing fills its token budget.
     is_kept = packing is None or packing.row.steps >= (sweep.min_steps or 0)
     if sweep.min_steps is not None and is_kept:
-        steps = counted(sweep.min_steps, "optimizer step")
-        yield f"An epoch keeps at least {steps} (--keep nothing fills the memory)."
+        kept = f"An epoch keeps at least {counted(sweep.min_steps, 'optimizer step')}"
+        row = sweep.recommended_row
+        if packing is None and row is not None:
+            smallest = format_number(row.smallest_batch_size)
+            largest = format_number(row.largest_batch_size)
+            kept += f"; batches hold {smallest} to {largest} examples"
+        yield f"{kept} (--keep nothing fills the memory)."
 
 
 def current_described(sweep: AnySweep) -> Iterator[str]:
