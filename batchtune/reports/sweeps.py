@@ -462,13 +462,19 @@ def _unproven(run: RunResults, row: Row) -> Iterator[str]:
     unproven = unproven_sizes(row)
     if unproven is None:
         return
+    if run.probe is None:
+        yield (
+            f"{unproven.capitalize()}: no probe here has run them. Run `batchtune probe-oom`, then `batchtune "
+            "sweep-buckets`."
+        )
+        return
     remedy = (
         "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
     )
-    if run.probe is not None and run.probe.why_unproven is not None:
+    if run.probe.why_unproven is not None:
         yield f"{unproven.capitalize()}: {run.probe.why_unproven}."
         return
-    if run.probe is not None and not run.probe.is_proven:
+    if not run.probe.is_proven:
         remedy = "Run the interrupted `batchtune probe-oom` again: it continues. Then run `batchtune sweep-buckets`."
     yield f"{unproven.capitalize()}: no batch as large was run, alone and interleaved with the others. {remedy}"
 

@@ -291,7 +291,7 @@ def test_a_limit_other_than_the_measured_one_is_told(limit, words):
 @pytest.mark.parametrize(
     ("probe", "remedy"),
     [
-        (None, "Run `batchtune probe-oom` again with --force, then"),
+        (None, "no probe here has run them. Run `batchtune probe-oom`, then"),
         (made_probe(), "Run the interrupted `batchtune probe-oom` again"),
     ],
     ids=["none", "interrupted"],
