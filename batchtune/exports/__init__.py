@@ -210,12 +210,11 @@ def _choose(
     if (
         isinstance(row, Row)
         and isinstance(recommended, Row)
-        and recommended.keeps_examples
+        and (recommended.keeps_examples or sweep.min_steps is not None)
     ):
-        remark += (
-            f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}, and their "
-            "examples differ: `sweep-buckets --keep steps` finds a table that keeps their number"
-        )
+        remark += f". An epoch has {counted(row.steps, 'optimizer step')} with it, not {recommended.steps:,}"
+        if recommended.keeps_examples:
+            remark += ", and their examples differ: `sweep-buckets --keep steps` finds a table that keeps their number"
     return Chosen(row, (remark,))
 
 

@@ -174,8 +174,13 @@ def test_a_hostile_path_stays_a_path(name):
 
 @every_table
 def test_what_can_not_be_expressed_is_said(name):
-    text = said(name, frontier_sweep(), probe=made_probe())
-    assert ("can't express" in text) == (name in FROM_MAX_BATCH_LENGTH)
+    sweep = frontier_sweep()
+    kept = replace(sweep, settings=replace(sweep.settings, min_steps=1))
+    for table, number_of_steps in ((sweep, False), (kept, True)):
+        text = said(name, table, probe=made_probe())
+        is_another = name in FROM_MAX_BATCH_LENGTH
+        assert ("can't express" in text) == is_another
+        assert ("steps with it, not" in text) == (is_another and number_of_steps)
 
 
 @every_table
