@@ -878,12 +878,21 @@ def _parameter(
     for number in _NUMBERS:
         if kind in (number, number | None):
             info.parser = _number_reader(number, info)
+    if kind in (Path, Path | None):
+        info.parser = _path
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
         annotation=Annotated[kind, info],
     )
+
+
+def _path(value: Any) -> Path:
+    """Return an option's path. Raises BadParameter for an empty one, which would be the working folder."""
+    if value == "":
+        raise typer.BadParameter("the path is empty. Is a shell variable unset?")
+    return Path(value)
 
 
 def _number_reader(kind: Any, info: Any) -> Callable[[Any], Any]:
