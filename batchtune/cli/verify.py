@@ -75,11 +75,9 @@ class RunAndManifest(ManifestOptions):
 
         Without a source, the lengths are those that `tune` took from a script's data set.
         """
-        from batchtune.results import OWN_LENGTHS_FILE
-
         if not self.manifest:
             folder = run or DEFAULT_RUN_FOLDER
-            return folder, replace(self, manifest=[str(folder / OWN_LENGTHS_FILE)])
+            return folder, self.or_own_lengths(folder)
         first, *rest = self.manifest
         if run is not None or not any(
             (Path(first) / name).is_file() for name in _RUN_FILES
