@@ -282,7 +282,7 @@ class ManifestOptions:
         if folder.is_dir() and not path.exists():
             raise UsageError(
                 f"the manifest is missing: {folder} was tuned with one, and not with a script's own lengths",
-                "Write the manifest that was tuned before --: MANIFEST -- COMMAND.",
+                "Give the manifest that was tuned. It stands before --, if you give a command.",
             )
         return replace(self, manifest=[str(path)])
 

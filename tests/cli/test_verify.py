@@ -77,7 +77,10 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune, run, p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["batchtune-run"], "the manifest is missing: batchtune-run is a run folder"),
+        (
+            ["batchtune-run"],
+            "the manifest is missing: batchtune-run was tuned with one",
+        ),
         (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps and --epoch"),
         (["lengths.csv", "--seed", "-1"], "--seed"),
         (["lengths.csv", "--time-tolerance", "nan"], "--time-tolerance"),
