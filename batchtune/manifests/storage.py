@@ -39,8 +39,13 @@ _ATTEMPTS = 3
 
 # What tells one version of an object from another, the best first, as the libraries name it.
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime")
-# What fsspec reads these URLs with.
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+# What to install to read these URLs.
+_PACKAGES = {
+    "s3": "fsspec s3fs",
+    "gs": "fsspec gcsfs",
+    "http": "fsspec aiohttp",
+    "https": "fsspec aiohttp",
+}
 _CREDENTIALS = (
     "Credentials are read by the library itself, such as s3fs or gcsfs: from its environment variables (AWS_PROFILE, "
     "GOOGLE_APPLICATION_CREDENTIALS, …), its own files, or the role of the machine."
@@ -393,8 +398,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
             "Install the package that is named there, or give a local copy of the file."
         )
         if protocol in _PACKAGES or error.name == "fsspec":
-            package = _PACKAGES.get(protocol, "")
-            hint = f"Install it: pip install fsspec {package}".rstrip() + "."
+            hint = f"Install it: pip install {_PACKAGES.get(protocol, 'fsspec')}."
     except Exception as error:  # each of fsspec's file systems raises its own
         problem = f"fsspec can't open it ({shortened(str(error), 200)})"
         if "::" in url:
