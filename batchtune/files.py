@@ -180,8 +180,11 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        reason = error.strerror or error
+        if folder.is_symlink():
+            reason = "it is a link that leads to no folder"
         raise ResultError(
-            f"the folder {folder} can't be created: {error.strerror or error}",
+            f"the folder {folder} can't be created: {reason}",
             "Choose another with --run or -o.",
         ) from error
 

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from json import loads
 from pathlib import Path
@@ -268,6 +268,23 @@ class ManifestOptions:
             return reader(
                 self.manifest, options, jobs=self.processes, on_progress=bar.reading
             )
+
+    def or_own_lengths(self, folder: Path) -> ManifestOptions:
+        """Return the source, by default the lengths that `tune` took from a script and kept in the run folder.
+
+        Raises UsageError if the run was tuned with a manifest instead.
+        """
+        from batchtune.results import OWN_LENGTHS_FILE
+
+        if self.manifest:
+            return self
+        path = folder / OWN_LENGTHS_FILE
+        if folder.is_dir() and not path.exists():
+            raise UsageError(
+                f"the manifest is missing: {folder} was tuned with one, and not with a script's own lengths",
+                "Give the manifest that was tuned. It stands before --, if you give a command.",
+            )
+        return replace(self, manifest=[str(path)])
 
     @property
     def in_words(self) -> str:
@@ -878,12 +895,21 @@ def _parameter(
     for number in _NUMBERS:
         if kind in (number, number | None):
             info.parser = _number_reader(number, info)
+    if kind in (Path, Path | None):
+        info.parser = _path
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
         annotation=Annotated[kind, info],
     )
+
+
+def _path(value: Any) -> Path:
+    """Return an option's path. Raises BadParameter for an empty one, which would be the working folder."""
+    if value == "":
+        raise typer.BadParameter("the path is empty. Is a shell variable unset?")
+    return Path(value)
 
 
 def _number_reader(kind: Any, info: Any) -> Callable[[Any], Any]:

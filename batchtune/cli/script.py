@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -264,7 +263,7 @@ def _lengths_of_script(
     Raises ResultError for other lengths.
     """
     from batchtune.configs import read_any_sampler_yaml
-    from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.scripts.running import STREAM_LINES
 
@@ -276,8 +275,7 @@ def _lengths_of_script(
         )
     how = f"tune {source.in_words} --run {shlex.quote(str(folder))} -- {shlex.join(words)}"
     config = read_any_sampler_yaml(path, " ".join(how.split()))
-    if not source.manifest:
-        source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
+    source = source.or_own_lengths(folder)
     stored = source.load_stream(quiet=True, as_in=folder)
     check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
     return stored, config.evidence.allocator

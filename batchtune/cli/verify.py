@@ -75,22 +75,14 @@ class RunAndManifest(ManifestOptions):
 
         Without a source, the lengths are those that `tune` took from a script's data set.
         """
-        from batchtune.results import OWN_LENGTHS_FILE
-
-        if not self.manifest:
-            folder = run or DEFAULT_RUN_FOLDER
-            return folder, replace(self, manifest=[str(folder / OWN_LENGTHS_FILE)])
-        first, *rest = self.manifest
-        if run is not None or not any(
-            (Path(first) / name).is_file() for name in _RUN_FILES
-        ):
-            return run or DEFAULT_RUN_FOLDER, self
-        if not rest:
-            raise UsageError(
-                f"the manifest is missing: {first} is a run folder",
-                f"Run `batchtune verify {first} MANIFEST`, with the manifest that the run was made from.",
-            )
-        return Path(first), replace(self, manifest=rest)
+        folder = run or DEFAULT_RUN_FOLDER
+        source = self
+        if self.manifest and run is None:
+            first = Path(self.manifest[0])
+            if any((first / name).is_file() for name in _RUN_FILES):
+                folder = first
+                source = replace(self, manifest=self.manifest[1:])
+        return folder, source.or_own_lengths(folder)
 
 
 @expand

@@ -326,6 +326,8 @@ def fault(value: object, scaled: float) -> str:
     if isinstance(value, str) and not value.strip():
         return "empty"
     if number(value) is None:
+        if isinstance(value, str) and number(value.replace(",", ".")) is not None:
+            return "text: a decimal comma? Write a point"
         names = {
             type(None): "missing",
             bool: "a boolean",

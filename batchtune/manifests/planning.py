@@ -135,6 +135,10 @@ def reader_of(source: Source, name: str | None) -> Format:
         if member.fits(source.head):
             return member(source)
     seen = shortened(source.head.data.partition(b"\n")[0].decode(errors="replace"))
+    before, nul, _ = source.head.data.partition(b"\0")
+    if nul:
+        line = before.count(b"\n") + 1
+        seen += f"; line {line} holds a NUL byte, which no text may"
     known = [f"  {member.name}: {member.description}" for member in FORMATS.values()]
     raise ManifestError(
         f"{source.path} fits no known manifest format: it begins with {seen}",

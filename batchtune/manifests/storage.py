@@ -7,6 +7,7 @@ library that reads it (s3fs, gcsfs, aiohttp): from the environment, its own file
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import math
 import os
@@ -38,8 +39,13 @@ _ATTEMPTS = 3
 
 # What tells one version of an object from another, the best first, as the libraries name it.
 _VERSIONS = ("ETag", "etag", "generation", "Last-Modified", "LastModified", "mtime")
-# What fsspec reads these URLs with.
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+# What to install to read these URLs.
+_PACKAGES = {
+    "s3": "fsspec s3fs",
+    "gs": "fsspec gcsfs",
+    "http": "fsspec aiohttp",
+    "https": "fsspec aiohttp",
+}
 _CREDENTIALS = (
     "Credentials are read by the library itself, such as s3fs or gcsfs: from its environment variables (AWS_PROFILE, "
     "GOOGLE_APPLICATION_CREDENTIALS, …), its own files, or the role of the machine."
@@ -382,35 +388,39 @@ class Window:
 
 def filesystem_of(url: str) -> tuple[Any, str]:
     """Return fsspec's file system for a URL, and the object's name in it. Raises ManifestError."""
-    files = _filesystem(url.partition("://")[0], os.getpid())
-    return files, files._strip_protocol(url)
+    protocol = url.partition("://")[0]
+    try:
+        files = _filesystem(protocol, os.getpid())
+        return files, files._strip_protocol(url)
+    except ImportError as error:
+        problem = f"a package is missing ({error})"
+        hint = (
+            "Install the package that is named there, or give a local copy of the file."
+        )
+        if protocol in _PACKAGES or error.name == "fsspec":
+            hint = f"Install it: pip install {_PACKAGES.get(protocol, 'fsspec')}."
+    except Exception as error:  # each of fsspec's file systems raises its own
+        problem = f"fsspec can't open it ({shortened(str(error), 200)})"
+        if "::" in url:
+            problem = "batchtune reads no chained URLs (a::b)"
+        hint = "Give a local copy of the file, or a URL with s3://, gs:// or https://."
+    raise ManifestError(f"{url} can't be read: {problem}", hint)
 
 
 @functools.cache
 def _filesystem(protocol: str, process: int) -> Any:
     """Return the one file system of a process that reads such URLs: its connections are shared by all threads."""
-    package = _PACKAGES.get(protocol, "")
-    install = f"Install it: pip install fsspec {package}".rstrip() + "."
-    try:
-        import fsspec
-    except ImportError:
-        raise ManifestError(
-            f"{protocol}:// can't be read: the package fsspec is missing", install
-        ) from None
-    try:
-        # A listing that was kept would hide that an object changed.
-        options: dict[str, Any] = {"use_listings_cache": False}
-        if protocol in ("http", "https"):
-            users = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
-            options["client_kwargs"] = {**client_options(), **users}
-        files, _ = fsspec.url_to_fs(f"{protocol}://", **options)
-    except ImportError as error:
-        raise ManifestError(
-            f"{protocol}:// can't be read: a package is missing ({error})", install
-        ) from None
-    except ValueError as error:
-        known = "Known are s3://, gs://, https:// and the others of fsspec."
-        raise ManifestError(f"{protocol}:// can't be read: {error}", known) from None
+    import fsspec
+
+    # A listing that was kept would hide that an object changed.
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if protocol in ("http", "https"):
+        users = fsspec.config.conf.get(protocol, {}).get("client_kwargs", {})
+        options["client_kwargs"] = {**client_options(), **users}
+    # Before an object exists: that of FTP prints a traceback when it is deleted without its host.
+    files_class = fsspec.get_filesystem_class(protocol)
+    inspect.signature(files_class.__init__).bind(None, **options)
+    files, _ = fsspec.url_to_fs(f"{protocol}://", **options)
     return files
 
 

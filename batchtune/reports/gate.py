@@ -475,7 +475,10 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
         else:
             fails = bool(_COMPARE[rule.operator](_exact(value), _exact(rule.limit)))
             answer = "which is" if fails else "not"
-            found = f"{str(value).lower()}, {answer} {rule.operator} {rule.written}"
+            shown = str(value).lower()
+            if rule.written.endswith("%"):
+                shown = f"{100 * value:.4g}% ({shown})"
+            found = f"{shown}, {answer} {rule.operator} {rule.written}"
     except NotKnownError as error:
         return _verdict(rule, "error", str(error))
     return _verdict(

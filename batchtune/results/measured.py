@@ -429,8 +429,12 @@ class Probe(Measured):
         if len({point.target_length is None for point in points}) > 1:
             yield "frontier: only some points have a target_length"
         for point in points:
-            if point.trial is not None and point.trial >= len(self.trials):
+            if point.trial is None:
+                continue
+            if point.trial >= len(self.trials):
                 yield f"frontier: trial {point.trial} of {len(self.trials)} proves {point.batch_size} × {point.length}"
+            elif point.batch_size > self.trials[point.trial].batch_size:
+                yield f"frontier: batch_size is {point.batch_size}, but trial {point.trial} ran a smaller batch"
 
     @property
     def why_unproven(self) -> str | None:

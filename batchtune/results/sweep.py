@@ -183,6 +183,9 @@ class Sweep(Swept[Row]):
         true_length = (1 - row.padding_ratio) * row.padded_length
         if not math.isclose(true_length, self.lengths.total, rel_tol=ROUNDING):
             yield f"row {self.recommended}: padding_ratio is {row.padding_ratio}, for {self.lengths.total:,}"
+        sizes = [bucket.batch_size for bucket in self.buckets]
+        if sizes and sizes != row.batch_sizes:
+            yield f"row {self.recommended}: batch_sizes are not those of its buckets"
 
     @property
     def recommends_nothing(self) -> bool:

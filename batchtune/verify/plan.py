@@ -29,6 +29,8 @@ from batchtune.probe.packed_search import COMPOSITIONS, Compositions
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
+    SAMPLER_FILE,
+    STREAM_CONFIG_FILE,
     BatchShape,
     Device,
     PackedConfig,
@@ -225,8 +227,9 @@ class VerifyPlan(_Plan):
         lengths = self.padded
         last = self.config.bucket_boundaries[-1]
         if beyond := lengths.count_beyond(last):
+            name = SAMPLER_FILE if self.stream is None else STREAM_CONFIG_FILE
             raise ResultError(
-                f"the last of the bucket_boundaries is {format_length(last, lengths.unit)}, but {beyond:,} of "
+                f"{name}: the last of the bucket_boundaries is {format_length(last, lengths.unit)}, but {beyond:,} of "
                 f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )

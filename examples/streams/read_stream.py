@@ -23,10 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import webdataset as wds
 from torch.utils.data import DataLoader
 
 from batchtune import BucketedStream
+
+try:
+    import webdataset as wds
+except ModuleNotFoundError:
+    sys.exit("This example needs webdataset: python -m pip install webdataset")
 
 SAMPLE_RATE = 1_000  # low, so that shards are small
 SHARD_SIZE = 50  # utterances

@@ -187,11 +187,17 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(
     assert result_in(tmp_path)["lengths"]["count"] == 3
 
 
-def test_a_run_folder_that_can_t_be_created_is_named(batchtune, manifest):
-    away = ("--run", "/dev/null/run")
-    ran = batchtune("tune", manifest, "--device", LAW, *away, code=1)
-    why = "/dev/null/run can't be created: Not a directory\nChoose another"
-    assert_one_message(ran, why)
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        ("/dev/null/run", "Not a directory"),
+        ("dangling", "it is a link that leads to no folder"),
+    ],
+)
+def test_a_run_folder_that_can_t_be_created_is_named(batchtune, manifest, run, reason):
+    manifest.with_name("dangling").symlink_to("nowhere")
+    ran = batchtune("tune", manifest, "--device", LAW, "--run", run, code=1)
+    assert_one_message(ran, f"{run} can't be created: {reason}\nChoose another")
 
 
 def test_a_full_disk_leaves_no_half_written_file(batchtune, manifest, tmp_path):

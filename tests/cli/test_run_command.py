@@ -23,6 +23,10 @@ from batchtune.cli.app import app
             "record -- no-such-program x",
             "no-such-program can't be started: no program has this name",
         ),
+        ("tune m.csv --run=", "'--run': the path is empty"),
+        ("verify m.csv --run=", "'--run': the path is empty"),
+        ("record --run= -- python", "'--run': the path is empty"),
+        ("report --run=", "'RUN': the path is empty"),
     ],
 )
 def test_a_command_in_the_wrong_place_or_form_is_told_so(words, message):

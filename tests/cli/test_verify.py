@@ -77,7 +77,10 @@ def test_the_workloads_own_error_ends_with_1_and_its_traceback(batchtune, run, p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["batchtune-run"], "the manifest is missing: batchtune-run is a run folder"),
+        (
+            ["batchtune-run"],
+            "the manifest is missing: batchtune-run was tuned with one",
+        ),
         (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps and --epoch"),
         (["lengths.csv", "--seed", "-1"], "--seed"),
         (["lengths.csv", "--time-tolerance", "nan"], "--time-tolerance"),
@@ -87,9 +90,10 @@ def test_what_has_no_meaning_is_a_usage_error(batchtune, run, arguments, said):
     assert said in batchtune("verify", *arguments, code=2).stderr
 
 
-def test_without_a_manifest_those_of_the_script_are_read(batchtune, run):
-    said = batchtune("verify", "--", "true", code=1).stderr
-    assert "batchtune-run/lengths.parquet does not exist" in said
+@pytest.mark.parametrize("command", ["verify", "run"])
+def test_the_lengths_of_a_script_are_not_those_of_a_manifest(batchtune, run, command):
+    said = batchtune(command, "--", "true", code=2).stderr
+    assert "the manifest is missing: batchtune-run was tuned with one" in said
 
 
 @pytest.mark.parametrize(

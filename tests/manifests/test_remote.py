@@ -187,7 +187,22 @@ def test_what_can_not_be_read_is_said(server):
     unreached = refusal("http://127.0.0.1:9/a.csv")  # where nothing listens
     assert "can't be read: \"Cannot connect to host" in unreached.message
     assert "the network" in unreached.hint
-    assert "Protocol not known" in refusal("nosuch://bucket/a.csv").message
+
+
+@pytest.mark.parametrize(
+    ("url", "problem", "hint"),
+    [
+        ("nosuch://bucket/a.csv", "Protocol not known", "local copy"),
+        ("ftp://host/a.csv", "required argument: 'host'", "local copy"),
+        ("zip://a.csv::b.zip", "chained URLs", "local copy"),
+        ("box://a.csv", "a package is missing (Please install boxfs", "named there"),
+    ],
+)
+def test_what_fsspec_can_not_open_is_said(url, problem, hint):
+    error = refusal(url)
+    assert error.message.startswith(f"{url} can't be read: ")
+    assert problem in error.message
+    assert hint in error.hint
 
 
 def test_no_error_shows_a_password_or_a_signature(server):
@@ -222,5 +237,5 @@ def test_a_missing_package_is_named(monkeypatch):
     _filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "fsspec", None)
     error = refusal("s3://bucket/a.csv")
-    assert "fsspec is missing" in error.message
+    assert "a package is missing" in error.message
     assert error.hint == "Install it: pip install fsspec s3fs."

@@ -74,10 +74,10 @@ def test_ratios_are_compared_as_the_decimals_that_people_read(value, rule, expec
     assert verdict_of(rule, sweep=sweep).outcome == expected
 
 
-def test_a_message_has_the_value_as_the_file_has_it():
+def test_a_message_has_the_value_in_per_cent_too():
     sweep = with_row(made_sweep(), padding_ratio=0.09421)
     verdict = verdict_of("padding_ratio > 8%", sweep=sweep)
-    assert verdict.message == "padding_ratio is 0.09421, which is > 8%"
+    assert verdict.message == "padding_ratio is 9.421% (0.09421), which is > 8%"
     assert (verdict.value, verdict.limit, verdict.outcome) == (0.09421, 0.08, "fails")
 
 

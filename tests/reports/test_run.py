@@ -112,6 +112,17 @@ DAMAGED = [
     (with_row(made_sweep(), 47, batches=300), "row 47: batches is 300"),
     (with_row(made_sweep(), 47, padding_ratio=0.01), "row 47: padding_ratio is 0.01"),
     (
+        with_row(proven_sweep(), 47, batch_sizes=[10**9] * 13),
+        "row 47: batch_sizes are not those of its buckets",
+    ),
+    (
+        replace(
+            proven_probe(),
+            frontier=[replace(proven_probe().frontier[0], batch_size=10**12)],
+        ),
+        "frontier: batch_size is 1000000000000, but trial 12 ran a smaller batch",
+    ),
+    (
         with_row(
             made_loader(),
             5,

@@ -273,7 +273,7 @@ def test_the_exit_code_is_the_command_s(folder):
     ("words", "message"),
     [
         (["train.csv"], "no command to run"),
-        (["--", "true"], "lengths.parquet does not exist"),
+        (["--", "true"], "the manifest is missing: batchtune-run was tuned"),
         (
             ["train.csv", "--run", "none", "--", "true"],
             "tune train.csv --run none -- true`",
