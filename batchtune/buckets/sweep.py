@@ -638,7 +638,7 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
         timed and costs.step_seconds is None
     ):
         raise ResultError(
-            "the recommended table was tuned with a probe's measurements, but the run has no such probe.json",
+            "the recommended table was tuned with a probe's measurements, but the run has no probe.json",
             "Put probe.json back, or probe and sweep again with `batchtune tune`.",
         )
     frontier = None
