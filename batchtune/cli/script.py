@@ -261,10 +261,19 @@ def _lengths_of_script(
 ) -> tuple[StreamLengths, str | None]:
     """Read the lengths that a run folder's sampler.yaml is for, in their order, and the allocator that it needs.
 
-    Raises ResultError for other lengths.
+    Raises ResultError for other lengths. Warns of batches that failed in `batchtune verify`.
     """
     from batchtune.configs import read_any_sampler_yaml
-    from batchtune.results import OWN_LENGTHS_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.reports.measured import batches_in
+    from batchtune.results import (
+        OWN_LENGTHS_FILE,
+        SAMPLER_FILE,
+        STREAM_CONFIG_FILE,
+        VERIFY_FILE,
+        SamplerConfig,
+        Verification,
+        read_if_written,
+    )
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.scripts.running import STREAM_LINES
 
@@ -280,4 +289,14 @@ def _lengths_of_script(
         source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)
     check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
+    verified = read_if_written(folder / VERIFY_FILE, Verification)
+    if (
+        verified is not None
+        and not verified.holds
+        and isinstance(config, SamplerConfig)
+        and batches_in(verified) == batches_in(config)
+    ):
+        console.note(
+            f"Warning: the verification of these batches does not hold: `batchtune report {folder}` says why."
+        )
     return stored, config.evidence.allocator

@@ -6,6 +6,7 @@ else.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import structs
 
+from batchtune.configs import read_sampler_yaml
 from batchtune.errors import ResultError
 from batchtune.files import read_regular
 from batchtune.loaders import read_tuning
@@ -25,6 +27,7 @@ from batchtune.results import (
     LOADER_FILE,
     OWN_LENGTHS_FILE,
     PROBE_FILE,
+    SAMPLER_FILE,
     STREAM_FILE,
     SWEEP_FILE,
     TRAINING_FILE,
@@ -36,6 +39,7 @@ from batchtune.results import (
     LoaderTuning,
     Probe,
     ProbedWith,
+    SamplerConfig,
     StreamSweep,
     Sweep,
     Training,
@@ -105,6 +109,7 @@ class RunResults:
             a word that stands for them.
         step: The training step in proposed commands, as the user named it (` -- python train.py`, ` --workload W`);
             None: the user named none here.
+        config: sampler.yaml of padded batches as it is now, perhaps edited; None: unknown.
         left_out: How many lines of trials.jsonl came after the trials of probe.json, or were cut short.
     """
 
@@ -121,6 +126,7 @@ class RunResults:
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
     training: Training | None = None
+    config: SamplerConfig | None = None
 
     @property
     def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning | None:
@@ -304,8 +310,12 @@ def load_run(folder: Path) -> RunResults:
     manifest = "MANIFEST"
     if own_lengths.exists():
         manifest = shlex.quote(str(own_lengths))
+    config = None
+    with contextlib.suppress(ResultError):  # the command warns of a damaged one
+        config = read_sampler_yaml(folder / SAMPLER_FILE)
     run = RunResults(
         name=folder.resolve().name or "run",
+        config=config,
         folder=folder,
         manifest=manifest,
         verification=read_if_written(folder / VERIFY_FILE, Verification),

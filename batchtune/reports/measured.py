@@ -36,6 +36,7 @@ from batchtune.results import (
     PackedProbe,
     Probe,
     Row,
+    SamplerConfig,
     StreamRow,
     StreamSweep,
     Training,
@@ -365,7 +366,7 @@ def verification_section(run: RunResults) -> Section:
     """Return what to report on `verify.json`."""
     verification = run.verification
     assert verification is not None
-    outcome = list(_outcome(verification))
+    outcome = list(_outcome(run, verification))
     unit = verification.lengths.unit
     return Section(
         title="Verification",
@@ -388,7 +389,7 @@ def verification_section(run: RunResults) -> Section:
     )
 
 
-def _outcome(verification: Verification) -> Iterator[str]:
+def _outcome(run: RunResults, verification: Verification) -> Iterator[str]:
     """Say whether it holds and why, most important first, and if not, what to do instead."""
     if verification.holds:
         steps = counted(verification.steps, "shuffled batch")
@@ -406,6 +407,7 @@ def _outcome(verification: Verification) -> Iterator[str]:
         yield "Probe again with --force, or give more memory."
     elif verification.failures:
         yield "`batchtune tune` rules out what failed, and goes on."
+    yield from edited(run)
 
 
 def _time(verification: Verification) -> str:
@@ -463,8 +465,23 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         yield f"Memory: {', '.join(measured)}."
 
 
+def batches_in(made: Row | SamplerConfig | Verification) -> tuple[Any, ...]:
+    """Return the batch sizes of a table, a config or a verification, and how pools are cut: equal for equal batches."""
+    pools = (made.pool_size, made.batch_overhead)
+    if isinstance(made, Row):
+        return (made.boundaries, made.batch_sizes, *pools)
+    return (made.bucket_boundaries, made.bucket_batch_sizes, *pools)
+
+
+def edited(run: RunResults) -> Iterator[str]:
+    """Say that sampler.yaml has other batches than the sweep recommends, if it has."""
+    row = run.sweep and run.sweep.recommended_row
+    if row and run.config and batches_in(row) != batches_in(run.config):
+        yield "sampler.yaml was edited: any proof is of the recommended batches. `batchtune tune` writes them again."
+
+
 def mismatch(run: RunResults) -> str | None:
-    """Say how the verification's batches differ from the recommended ones, and what to do.
+    """Say that the verification's batches are not those of the config, or of the recommendation, and what to do.
 
     None if they agree, or if nothing is known of one of them. Any row that `stream.yaml` can hold will do if the
     recommended one is SpeechBrain's, which it can't.
@@ -480,36 +497,31 @@ def mismatch(run: RunResults) -> str | None:
             "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
             "verify` again."
         )
-    rows: Sequence[Row | StreamRow | None] = [swept.recommended_row]
+    rows: Sequence[AnyRow | SamplerConfig | None] = [swept.recommended_row]
+    if run.config is not None and not verified.of_stream:
+        rows = [run.config]
     if isinstance(swept, StreamSweep) and (
         swept.recommended_row is None or swept.recommended_row.by_speechbrain
     ):
         rows = swept.rows
     if any(row is not None and _ran(verified, row) for row in rows):
         return None
-    command = "sweep-stream" if verified.of_stream else "sweep-buckets"
     return (
-        "The verification ran other batches than the sweep recommends: those of an earlier sweep, or of an edited "
-        f"config. Train with what was verified, or run `batchtune {command}` and `batchtune verify` again."
+        "The verification ran other batches: those of an earlier sweep, or of the config before or after it was "
+        "edited. Sweep and run `batchtune verify` again."
     )
 
 
-def _ran(verified: Verification, row: AnyRow) -> bool:
-    """Return whether a row's batches are those that were verified."""
-    if (
-        row.boundaries != verified.bucket_boundaries
-        or row.batch_sizes != verified.bucket_batch_sizes
-    ):
-        return False
-    if isinstance(row, Row):
-        return (
-            row.pool_size == verified.pool_size
-            and row.batch_overhead == verified.batch_overhead
-        )
+def _ran(verified: Verification, made: AnyRow | SamplerConfig) -> bool:
+    """Return whether the batches of a row or a config are those that were verified."""
+    if not isinstance(made, StreamRow):
+        return batches_in(made) == batches_in(verified)
     return (
-        row.algorithm == verified.algorithm
-        and row.buffer_size == verified.buffer_size
-        and row.max_padding_ratio == verified.max_padding_ratio
+        made.boundaries == verified.bucket_boundaries
+        and made.batch_sizes == verified.bucket_batch_sizes
+        and made.algorithm == verified.algorithm
+        and made.buffer_size == verified.buffer_size
+        and made.max_padding_ratio == verified.max_padding_ratio
     )
 
 

@@ -10,6 +10,7 @@ from batchtune.buckets import STRATEGIES
 from batchtune.buckets.advice import keeps_steps
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import NextStep, RunResults
+from batchtune.reports.measured import edited
 from batchtune.reports.packing import (
     faster_still,
     gradient_warnings,
@@ -212,6 +213,7 @@ def _baseline(sweep: Sweep, name: str) -> Baseline | None:
 
 def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
     """Say whether the batches were run, and how much memory that leaves."""
+    yield from edited(run)
     unproven = unproven_sizes(row)
     if unproven is not None:
         yield f"{unproven.capitalize()}: the warnings say what to do."

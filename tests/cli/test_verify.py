@@ -42,14 +42,22 @@ def test_all_but_own_code_is_taken_from_the_run(succeed, run, tmp_path):
     assert "Warning" not in ran.stderr
 
 
-def test_too_large_batches_end_with_3(batchtune, run):
+@pytest.mark.process
+def test_too_large_batches_end_with_3_and_are_warned_of(batchtune, run):
     config = read_sampler_yaml(run / "sampler.yaml")
     first, *rest = config.bucket_batch_sizes
     sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
     (run / "sampler.yaml").write_text(render_sampler_yaml(replace(config, **sizes)))
     ran = batchtune("verify", "lengths.csv", "--steps", 14, code=3)
-    assert "The verification does not hold." in ran.stdout
-    assert "ran out of memory" in ran.stdout
+    assert "ran out of memory" in ran.stdout and "batchtune run" not in ran.stdout
+    report = batchtune("report").stdout
+    assert report.startswith("The verification does not hold.")
+    assert "sampler.yaml was edited" in report and "no OOM" not in report
+    training = ("run", "lengths.csv", "--", "true")
+    assert "these batches does not hold" in batchtune(*training, code=0).stderr
+    batchtune("sweep-buckets", "lengths.csv", "--num-buckets", 2)
+    assert "does not hold" not in batchtune("report").stdout
+    assert "does not hold" not in batchtune(*training).stderr
 
 
 def test_a_command_that_the_record_names_is_not_run(batchtune, run, tmp_path):
