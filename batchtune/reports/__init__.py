@@ -139,6 +139,12 @@ class RunResults:
         return self.probe is not None and self.probe.workload.command is not None
 
     @property
+    def streams(self) -> bool:
+        """Whether the data set of the probed script is a stream, whose examples `batchtune run` can't choose."""
+        script = self.probe and self.probe.device.script
+        return bool(script and script.streams)
+
+    @property
     def as_argument(self) -> str:
         """The folder as the argument of a proposed command, with a space before it; empty for the default one."""
         if self.folder == DEFAULT_FOLDER:
@@ -199,7 +205,12 @@ class RunResults:
             yield verify, "run these batches for real"
         if of_stream and self.sweep is not None:  # the sweep's own steps say the rest
             return
-        if self.is_of_script:
+        if self.streams:
+            yield (
+                f"batchtune sweep-stream {self.manifest}{self.as_option}",
+                "batches for the script's stream",
+            )
+        elif self.is_of_script:
             yield (
                 f"batchtune run {self.manifest}{self.as_option}{self.workload_flags}",
                 "train the script with these batches",

@@ -612,10 +612,12 @@ def training_section(run: RunResults) -> Section:
     """Return what to report on `training.jsonl`."""
     training = run.training
     assert training is not None
-    outcome = "without running out of memory"
+    outcome = ""
     warnings = []
+    if training.steps:
+        outcome = ", without running out of memory"
     if training.ooms:
-        outcome = f"and out of memory {counted(training.ooms, 'time')}"
+        outcome = f", and out of memory {counted(training.ooms, 'time')}"
         warnings.append(
             f"The recorded training ran out of memory ({training.first_oom}): run `batchtune tune` again as before in "
             "this run folder, and it stays below those batches."
@@ -625,7 +627,7 @@ def training_section(run: RunResults) -> Section:
             f"{counted(training.damaged_lines, 'line')} of training.jsonl can't be read: a disk was full, or the power "
             "failed. The report leaves that out."
         )
-    sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}, {outcome}"
+    sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}{outcome}"
     return Section(
         title="Recorded training",
         sentences=[f"{sentence}."],

@@ -119,10 +119,10 @@ def sweep_section(run: RunResults) -> Section:
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
     verify = f"batchtune verify {run.manifest}{run.as_option}{run.workload_flags}"
-    config = (
-        str(run.folder / SAMPLER_FILE),
-        f"the config, for {_SAMPLERS[row.sampler]}",
-    )
+    sampler = _SAMPLERS[row.sampler]
+    if run.streams and row.keeps_examples:
+        sampler = "SameStepStream"
+    config = (str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")
     advice = headline(
         _what_to_set(sweep, row),
         row,

@@ -368,6 +368,13 @@ def test_next_commands_of_a_script_name_all_that_they_need():
     ]
 
 
+def test_a_script_with_a_stream_is_not_run_with_a_table():
+    probe = forced_probe()
+    device = replace(probe.device, script=replace(SCRIPT, streams=True))
+    steps = commands_of(probe=replace(probe, device=device), sweep=made_sweep())
+    assert "batchtune sweep-stream MANIFEST" in steps
+
+
 def test_where_no_row_has_fewer_batches_padding_can_be_compared():
     sweep = without_recommendation(made_sweep())
     fixed = replace(sweep.baselines[0], batches=600)

@@ -78,6 +78,13 @@ def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path):
     assert said in " ".join(page.lead)
 
 
+def test_without_a_step_nothing_is_known_of_memory(tmp_path):
+    run = recorded(tmp_path, [START])
+    (verdict,) = judge(parse_rules(["training.ooms > 0"]), RuleInputs(results=run))
+    assert verdict.outcome == "error"
+    assert "Recorded training: 0 steps on made." in build_page(run).lead
+
+
 def test_lines_that_were_cut_short_are_left_out_and_counted(tmp_path):
     """As when a disk was full for a while, or the power failed."""
     path = write(tmp_path, LINES)
