@@ -288,7 +288,8 @@ def _lengths_of_script(
     if not source.manifest:
         source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)
-    check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
+    fingerprint = config.evidence.fingerprint
+    check_lengths(stored.lengths, fingerprint, config.unit, path, lengths_of(folder))
     verified = read_if_written(folder / VERIFY_FILE, Verification)
     if (
         verified is not None

@@ -241,9 +241,11 @@ def _plan(
     else:
         path = folder / STREAM_CONFIG_FILE
         config = read_stream_yaml(path)
-    check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(folder))
+    fingerprint = config.evidence.fingerprint
+    check_lengths(lengths, fingerprint, config.unit, path, lengths_of(folder))
     if probe is not None:
-        check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
+        probed = probe.lengths
+        check_lengths(lengths, probed.fingerprint, probed.unit, probe_path, probed)
     stream = None
     if stored is not None:
         stream = stored_stream(stored, folder, settings.seed_of(config))

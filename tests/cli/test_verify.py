@@ -60,6 +60,14 @@ def test_too_large_batches_end_with_3_and_are_warned_of(batchtune, run):
     assert "does not hold" not in batchtune(*training).stderr
 
 
+@pytest.mark.parametrize("command", ["verify", "run"])
+def test_a_config_in_another_unit_is_refused(batchtune, run, command):
+    config = read_sampler_yaml(run / "sampler.yaml")
+    (run / "sampler.yaml").write_text(render_sampler_yaml(replace(config, unit="ms")))
+    ran = batchtune(command, "lengths.csv", "--", "true", code=1)
+    assert "sampler.yaml is in ms, and the manifest in s" in ran.stderr
+
+
 def test_a_command_that_the_record_names_is_not_run(batchtune, run, tmp_path):
     probe = json.loads((run / "probe.json").read_text())
     options = {"args": "id > X", "shell": True}
