@@ -171,7 +171,7 @@ def _why_no_larger(probe: Probe) -> str:
     """Say what ended a search in which no batch was too large."""
     cap = probe.settings.get("max_batch_size")
     if cap == max(point.batch_size for point in probe.frontier):
-        return f"--max-batch-size allows {counted(cap, 'example')} at most"
+        return f"{counted(cap, 'example')} are the most allowed, by --max-batch-size or by steps that keep their own"
     return "the data has no more examples"
 
 
@@ -282,9 +282,12 @@ def _warnings(probe: Probe, failed: list[Trial], left_out: int) -> Iterator[str]
 
 
 def _frontier_table(probe: Probe) -> Table:
+    most = probe.settings.get("max_batch_size")
     rows = []
     for point in probe.frontier:
         closed_by: str = point.closed_by
+        if closed_by == "data" and point.batch_size == most:
+            closed_by = "max_batch_size"
         if point.oom_batch_size is not None:
             closed_by += f" at {format_number(point.oom_batch_size)}"
         rows.append(

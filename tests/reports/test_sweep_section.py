@@ -180,7 +180,10 @@ def test_rough_times_are_no_headline():
 @pytest.mark.parametrize(
     ("cap", "why"),
     [
-        (16, "--max-batch-size allows 16 examples at most"),
+        (
+            16,
+            "16 examples are the most allowed, by --max-batch-size or by steps that keep their own",
+        ),
         (None, "the data has no more examples"),
     ],
 )
@@ -193,6 +196,8 @@ def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
     assert "is the most that is proven" not in limit
     assert limit.endswith(f"Larger batches were not tried: {why}.")
     assert holds == "A batch holds 16 examples of up to 24.52 s."
+    table = tables_of(run_of(probe=probe))["Frontier: the largest batch, by length"]
+    assert ("max_batch_size" if cap else "data") in table.rows[0]
 
 
 def test_an_unfinished_probe_claims_no_more_than_it_knows():
