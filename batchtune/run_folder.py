@@ -84,7 +84,7 @@ def check_lengths(
     run_lengths: LengthsSummary | None,
 ) -> None:
     """Raise ResultError if a file is of other lengths than these; `run_lengths` are the run's, if known."""
-    if None not in (unit, lengths.unit) and unit != lengths.unit:
+    if unit and lengths.unit and unit != lengths.unit:
         raise ResultError(
             f"{source} is in {unit}, and the manifest in {lengths.unit}",
             "Read the manifest in that unit (--unit, --length-scale), or create the file again.",

@@ -288,16 +288,21 @@ def _lengths_of_script(
     if not source.manifest:
         source = replace(source, manifest=[str(folder / OWN_LENGTHS_FILE)])
     stored = source.load_stream(quiet=True, as_in=folder)
-    fingerprint = config.evidence.fingerprint
-    check_lengths(stored.lengths, fingerprint, config.unit, path, lengths_of(folder))
+    check_lengths(
+        stored.lengths,
+        config.evidence.fingerprint,
+        config.unit,
+        path,
+        lengths_of(folder),
+    )
     verified = read_if_written(folder / VERIFY_FILE, Verification)
     if (
-        verified is not None
+        verified
         and not verified.holds
         and isinstance(config, SamplerConfig)
         and batches_in(verified) == batches_in(config)
     ):
         console.note(
-            f"Warning: the verification of these batches does not hold: `batchtune report {folder}` says why."
+            "Warning: these batches failed in `batchtune verify`: `batchtune report` of this run folder says why."
         )
     return stored, config.evidence.allocator

@@ -139,12 +139,6 @@ class RunResults:
         return self.probe is not None and self.probe.workload.command is not None
 
     @property
-    def streams(self) -> bool:
-        """Whether the data set of the probed script is a stream, whose examples `batchtune run` can't choose."""
-        script = self.probe and self.probe.device.script
-        return bool(script and script.streams)
-
-    @property
     def as_argument(self) -> str:
         """The folder as the argument of a proposed command, with a space before it; empty for the default one."""
         if self.folder == DEFAULT_FOLDER:
@@ -178,11 +172,11 @@ class RunResults:
         self, verify: str, config: NextStep, *, of_stream: bool
     ) -> Iterator[NextStep]:
         """Yield what to do with recommended batches, by command: verify them, use their config, export it."""
-        from batchtune.reports.measured import mismatch
+        from batchtune.reports.measured import is_current
 
         verified = self.verification
         if verified is not None and (
-            verified.of_stream != of_stream or mismatch(self) is not None
+            verified.of_stream != of_stream or not is_current(self, verified)
         ):
             verified = None
         if verified is not None and not verified.holds:
@@ -205,7 +199,8 @@ class RunResults:
             yield verify, "run these batches for real"
         if of_stream and self.sweep is not None:  # the sweep's own steps say the rest
             return
-        if self.streams:
+        script = self.probe and self.probe.device.script
+        if script and script.streams:
             yield (
                 f"batchtune sweep-stream {self.manifest}{self.as_option}",
                 "batches for the script's stream",

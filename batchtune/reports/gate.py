@@ -311,8 +311,7 @@ def _drift(inputs: RuleInputs) -> Drift:
 def _training(inputs: RuleInputs) -> Training:
     why = "the run has no recorded steps: run `batchtune record`"
     training = _known(inputs.results.training, why)
-    if not training.steps and not training.ooms:
-        raise NotKnownError(why)
+    _known(training.steps + training.ooms or None, why)
     return training
 
 

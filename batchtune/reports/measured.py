@@ -282,14 +282,13 @@ def _warnings(probe: Probe, failed: list[Trial], left_out: int) -> Iterator[str]
 
 
 def _frontier_table(probe: Probe) -> Table:
-    most = probe.settings.get("max_batch_size")
     rows = []
     for point in probe.frontier:
         closed_by: str = point.closed_by
-        if closed_by == "data" and point.batch_size == most:
-            closed_by = "max_batch_size"
         if point.oom_batch_size is not None:
             closed_by += f" at {format_number(point.oom_batch_size)}"
+        elif point.batch_size == probe.settings.get("max_batch_size"):
+            closed_by = "max_batch_size"
         rows.append(
             {
                 "length": format_length(point.length, probe.lengths.unit),
@@ -369,7 +368,7 @@ def verification_section(run: RunResults) -> Section:
     """Return what to report on `verify.json`."""
     verification = run.verification
     assert verification is not None
-    outcome = list(_outcome(run, verification))
+    outcome = list(_outcome(verification))
     unit = verification.lengths.unit
     return Section(
         title="Verification",
@@ -392,7 +391,7 @@ def verification_section(run: RunResults) -> Section:
     )
 
 
-def _outcome(run: RunResults, verification: Verification) -> Iterator[str]:
+def _outcome(verification: Verification) -> Iterator[str]:
     """Say whether it holds and why, most important first, and if not, what to do instead."""
     if verification.holds:
         steps = counted(verification.steps, "shuffled batch")
@@ -410,7 +409,6 @@ def _outcome(run: RunResults, verification: Verification) -> Iterator[str]:
         yield "Probe again with --force, or give more memory."
     elif verification.failures:
         yield "`batchtune tune` rules out what failed, and goes on."
-    yield from edited(run)
 
 
 def _time(verification: Verification) -> str:
@@ -468,23 +466,25 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         yield f"Memory: {', '.join(measured)}."
 
 
-def batches_in(made: Row | SamplerConfig | Verification) -> tuple[Any, ...]:
-    """Return the batch sizes of a table, a config or a verification, and how pools are cut: equal for equal batches."""
-    pools = (made.pool_size, made.batch_overhead)
-    if isinstance(made, Row):
-        return (made.boundaries, made.batch_sizes, *pools)
-    return (made.bucket_boundaries, made.bucket_batch_sizes, *pools)
+def batches_in(made: SamplerConfig | Verification) -> list[Any]:
+    """Return what says which batches are made of padded lengths: equal for equal batches."""
+    return [
+        made.bucket_boundaries,
+        made.bucket_batch_sizes,
+        made.pool_size,
+        made.batch_overhead,
+    ]
 
 
-def edited(run: RunResults) -> Iterator[str]:
-    """Say that sampler.yaml has other batches than the sweep recommends, if it has."""
-    row = run.sweep and run.sweep.recommended_row
-    if row and run.config and batches_in(row) != batches_in(run.config):
-        yield "sampler.yaml was edited: any proof is of the recommended batches. `batchtune tune` writes them again."
+def is_current(run: RunResults, verified: Verification) -> bool:
+    """Return whether the verification is of the batches of sampler.yaml as it is now, or of the recommended ones."""
+    if run.config and not verified.of_stream:
+        return batches_in(run.config) == batches_in(verified)
+    return mismatch(run) is None
 
 
 def mismatch(run: RunResults) -> str | None:
-    """Say that the verification's batches are not those of the config, or of the recommendation, and what to do.
+    """Say how the verification's batches differ from the recommended ones, and what to do.
 
     None if they agree, or if nothing is known of one of them. Any row that `stream.yaml` can hold will do if the
     recommended one is SpeechBrain's, which it can't.
@@ -500,9 +500,7 @@ def mismatch(run: RunResults) -> str | None:
             "The verification used other lengths than the sweep, so it says nothing about these. Run `batchtune "
             "verify` again."
         )
-    rows: Sequence[AnyRow | SamplerConfig | None] = [swept.recommended_row]
-    if run.config is not None and not verified.of_stream:
-        rows = [run.config]
+    rows: Sequence[Row | StreamRow | None] = [swept.recommended_row]
     if isinstance(swept, StreamSweep) and (
         swept.recommended_row is None or swept.recommended_row.by_speechbrain
     ):
@@ -510,30 +508,36 @@ def mismatch(run: RunResults) -> str | None:
     if any(row is not None and _ran(verified, row) for row in rows):
         return None
     return (
-        "The verification ran other batches: those of an earlier sweep, or of the config before or after it was "
-        "edited. Sweep and run `batchtune verify` again."
+        "The verification ran other batches than the sweep recommends: those of an earlier sweep, or of an edited "
+        "config. A proof in the sweep is not of these. Sweep again, and run `batchtune verify`."
     )
 
 
-def _ran(verified: Verification, made: AnyRow | SamplerConfig) -> bool:
-    """Return whether the batches of a row or a config are those that were verified."""
-    if not isinstance(made, StreamRow):
-        return batches_in(made) == batches_in(verified)
+def _ran(verified: Verification, row: AnyRow) -> bool:
+    """Return whether a row's batches are those that were verified."""
+    if (
+        row.boundaries != verified.bucket_boundaries
+        or row.batch_sizes != verified.bucket_batch_sizes
+    ):
+        return False
+    if isinstance(row, Row):
+        return (
+            row.pool_size == verified.pool_size
+            and row.batch_overhead == verified.batch_overhead
+        )
     return (
-        made.boundaries == verified.bucket_boundaries
-        and made.batch_sizes == verified.bucket_batch_sizes
-        and made.algorithm == verified.algorithm
-        and made.buffer_size == verified.buffer_size
-        and made.max_padding_ratio == verified.max_padding_ratio
+        row.algorithm == verified.algorithm
+        and row.buffer_size == verified.buffer_size
+        and row.max_padding_ratio == verified.max_padding_ratio
     )
 
 
 def _verification_warnings(run: RunResults, verified: Verification) -> Iterator[str]:
-    """Yield the verification's own warnings, and how it differs from the rest of the run."""
-    yield from map(with_full_stop, verified.warnings)
+    """Yield how it differs from the recommendation, its own warnings, and how it differs from the probe."""
     difference = mismatch(run)
     if difference is not None:
         yield difference
+    yield from map(with_full_stop, verified.warnings)
     probe = run.probe
     if probe is None:
         return
@@ -630,10 +634,11 @@ def training_section(run: RunResults) -> Section:
             f"{counted(training.damaged_lines, 'line')} of training.jsonl can't be read: a disk was full, or the power "
             "failed. The report leaves that out."
         )
-    sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}{outcome}"
     return Section(
         title="Recorded training",
-        sentences=[f"{sentence}."],
+        sentences=[
+            f"Recorded training: {counted(training.steps, 'step')} on {training.device}{outcome}."
+        ],
         tables=[_comparison(run, training)],
         warnings=warnings,
     )
@@ -646,11 +651,19 @@ def _comparison(run: RunResults, training: Training) -> Table:
     if run.sweep is not None and run.sweep.recommended_row is not None:
         batches = run.sweep.recommended_row.batches
         padding = run.sweep.recommended_row.padding_ratio
-    step_seconds = training.predicted_step_seconds
-    peak_bytes = training.predicted_peak_bytes
     rows = [
-        _row("a step", step_seconds, training.mean_step_seconds, format_seconds),
-        _row("the largest peak", peak_bytes, training.peak_bytes, format_size),
+        _row(
+            "a step",
+            training.predicted_step_seconds,
+            training.mean_step_seconds,
+            format_seconds,
+        ),
+        _row(
+            "the largest peak",
+            training.predicted_peak_bytes,
+            training.peak_bytes,
+            format_size,
+        ),
         _row("batches of an epoch", batches, training.epoch_batches, format_number),
         _row("padding", padding, training.padding_ratio, format_percent),
     ]

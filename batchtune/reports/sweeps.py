@@ -10,7 +10,6 @@ from batchtune.buckets import STRATEGIES
 from batchtune.buckets.advice import keeps_steps
 from batchtune.lengths import SPEECH_UNITS
 from batchtune.reports import NextStep, RunResults
-from batchtune.reports.measured import edited
 from batchtune.reports.packing import (
     faster_still,
     gradient_warnings,
@@ -67,7 +66,7 @@ from batchtune.units import (
 _SAMPLERS = {
     "bucket": "BucketBatchSampler",
     "pooled": "PooledBatchSampler",
-    "same-step": "SameStepBatchSampler",
+    "same-step": "SameStepBatchSampler or SameStepStream",
 }
 _FIXED = "fixed-random"
 _LENGTH_GROUPED = "length-grouped"
@@ -119,10 +118,10 @@ def sweep_section(run: RunResults) -> Section:
         "Batch sizes", row, sweep.lengths.unit, SAMPLER_FILE, _proofs(run, sweep)
     )
     verify = f"batchtune verify {run.manifest}{run.as_option}{run.workload_flags}"
-    sampler = _SAMPLERS[row.sampler]
-    if run.streams and row.keeps_examples:
-        sampler = "SameStepStream"
-    config = (str(run.folder / SAMPLER_FILE), f"the config, for {sampler}")
+    config = (
+        str(run.folder / SAMPLER_FILE),
+        f"the config, for {_SAMPLERS[row.sampler]}",
+    )
     advice = headline(
         _what_to_set(sweep, row),
         row,
@@ -213,7 +212,6 @@ def _baseline(sweep: Sweep, name: str) -> Baseline | None:
 
 def _proof(run: RunResults, sweep: Sweep, row: Row) -> Iterator[str]:
     """Say whether the batches were run, and how much memory that leaves."""
-    yield from edited(run)
     unproven = unproven_sizes(row)
     if unproven is not None:
         yield f"{unproven.capitalize()}: the warnings say what to do."

@@ -49,23 +49,20 @@ def test_too_large_batches_end_with_3_and_are_warned_of(batchtune, run):
     sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
     (run / "sampler.yaml").write_text(render_sampler_yaml(replace(config, **sizes)))
     ran = batchtune("verify", "lengths.csv", "--steps", 14, code=3)
-    assert "ran out of memory" in ran.stdout and "batchtune run" not in ran.stdout
+    assert "ran out of memory" in ran.stdout and "batchtune export" not in ran.stdout
     report = batchtune("report").stdout
     assert report.startswith("The verification does not hold.")
-    assert "sampler.yaml was edited" in report and "no OOM" not in report
-    training = ("run", "lengths.csv", "--", "true")
-    assert "these batches does not hold" in batchtune(*training, code=0).stderr
-    batchtune("sweep-buckets", "lengths.csv", "--num-buckets", 2)
+    assert "edited" in report
+    assert "batches failed" in batchtune("run", "lengths.csv", "--", "true").stderr
+    batchtune("sweep-buckets", "lengths.csv")
     assert "does not hold" not in batchtune("report").stdout
-    assert "does not hold" not in batchtune(*training).stderr
 
 
-@pytest.mark.parametrize("command", ["verify", "run"])
-def test_a_config_in_another_unit_is_refused(batchtune, run, command):
-    config = read_sampler_yaml(run / "sampler.yaml")
-    (run / "sampler.yaml").write_text(render_sampler_yaml(replace(config, unit="ms")))
-    ran = batchtune(command, "lengths.csv", "--", "true", code=1)
-    assert "sampler.yaml is in ms, and the manifest in s" in ran.stderr
+def test_a_config_in_another_unit_is_refused(batchtune, run):
+    config = run / "sampler.yaml"
+    config.write_text(config.read_text().replace("unit: s", "unit: ms"))
+    refused = batchtune("verify", "lengths.csv", code=1).stderr
+    assert "sampler.yaml is in ms, and the manifest in s" in refused
 
 
 def test_a_command_that_the_record_names_is_not_run(batchtune, run, tmp_path):

@@ -124,8 +124,8 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned, step, bottleneck
     headline = build_page(loaded(found)).lead[0]
     assert headline.startswith("The loader is the bottleneck") == bottleneck
     assert "the step waits for data" in headline
-    busy = with_row(found, processors=4.0)
-    assert ("Make each example cheaper" in "".join(warnings_for(busy, 4))) == bottleneck
+    said = "".join(warnings_for(with_row(found, processors=4.0), 4))
+    assert ("Make each example cheaper" in said) == bottleneck
 
 
 def test_what_reproducing_takes_is_said_before(tuned):

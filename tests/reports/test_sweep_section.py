@@ -196,8 +196,7 @@ def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
     assert "is the most that is proven" not in limit
     assert limit.endswith(f"Larger batches were not tried: {why}.")
     assert holds == "A batch holds 16 examples of up to 24.52 s."
-    table = tables_of(run_of(probe=probe))["Frontier: the largest batch, by length"]
-    assert ("max_batch_size" if cap else "data") in table.rows[0]
+    assert ("data" in page_of(probe=probe).sections[0].tables[0].rows[0]) != bool(cap)
 
 
 def test_an_unfinished_probe_claims_no_more_than_it_knows():
@@ -374,9 +373,7 @@ def test_next_commands_of_a_script_name_all_that_they_need():
 
 
 def test_a_script_with_a_stream_is_not_run_with_a_table():
-    probe = forced_probe()
-    device = replace(probe.device, script=replace(SCRIPT, streams=True))
-    steps = commands_of(probe=replace(probe, device=device), sweep=made_sweep())
+    steps = commands_of(probe=forced_probe(), sweep=made_sweep())
     assert "batchtune sweep-stream MANIFEST" in steps
 
 
