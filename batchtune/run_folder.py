@@ -79,10 +79,16 @@ def other_lengths(lengths: Lengths, run_lengths: LengthsSummary) -> str:
 def check_lengths(
     lengths: Lengths,
     fingerprint: str,
+    unit: str | None,
     source: Path,
     run_lengths: LengthsSummary | None,
 ) -> None:
     """Raise ResultError if a file is of other lengths than these; `run_lengths` are the run's, if known."""
+    if unit and lengths.unit and unit != lengths.unit:
+        raise ResultError(
+            f"{source} is in {unit}, and the manifest in {lengths.unit}",
+            "Read the manifest in that unit (--unit, --length-scale), or create the file again.",
+        )
     if fingerprint == lengths.fingerprint:
         return
     what = "other lengths than these"

@@ -164,7 +164,7 @@ SCRIPT = Script(
 
 
 def forced_probe():
-    """As `proven_probe`, of a script whose own batches take more memory than those that were made."""
+    """As `proven_probe`, of a script whose own batches, of a stream, take more memory than those that were made."""
     probe = proven_probe()
     twins = [
         Twin(
@@ -176,7 +176,7 @@ def forced_probe():
         )
         for made in (990, 803)
     ]
-    script = replace(SCRIPT, twins=twins)
+    script = replace(SCRIPT, twins=twins, streams=True)
     device = replace(probe.device, script=script)
     return replace(probe, device=device)
 

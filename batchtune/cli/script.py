@@ -260,10 +260,18 @@ def _lengths_of_script(
 ) -> tuple[StreamLengths, str | None]:
     """Read the lengths that a run folder's sampler.yaml is for, in their order, and the allocator that it needs.
 
-    Raises ResultError for other lengths.
+    Raises ResultError for other lengths. Warns of batches that failed in `batchtune verify`.
     """
     from batchtune.configs import read_any_sampler_yaml
-    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.reports.measured import batches_in
+    from batchtune.results import (
+        SAMPLER_FILE,
+        STREAM_CONFIG_FILE,
+        VERIFY_FILE,
+        SamplerConfig,
+        Verification,
+        read_if_written,
+    )
     from batchtune.run_folder import check_lengths, lengths_of
     from batchtune.scripts.running import STREAM_LINES
 
@@ -277,5 +285,21 @@ def _lengths_of_script(
     config = read_any_sampler_yaml(path, " ".join(how.split()))
     source = source.or_own_lengths(folder)
     stored = source.load_stream(quiet=True, as_in=folder)
-    check_lengths(stored.lengths, config.evidence.fingerprint, path, lengths_of(folder))
+    check_lengths(
+        stored.lengths,
+        config.evidence.fingerprint,
+        config.unit,
+        path,
+        lengths_of(folder),
+    )
+    verified = read_if_written(folder / VERIFY_FILE, Verification)
+    if (
+        verified
+        and verified.failures
+        and isinstance(config, SamplerConfig)
+        and batches_in(verified) == batches_in(config)
+    ):
+        console.note(
+            "Warning: these batches failed in `batchtune verify`: `batchtune report` of this run folder says why."
+        )
     return stored, config.evidence.allocator

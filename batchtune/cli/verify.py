@@ -233,9 +233,17 @@ def _plan(
     else:
         path = folder / STREAM_CONFIG_FILE
         config = read_stream_yaml(path)
-    check_lengths(lengths, config.evidence.fingerprint, path, lengths_of(folder))
+    check_lengths(
+        lengths, config.evidence.fingerprint, config.unit, path, lengths_of(folder)
+    )
     if probe is not None:
-        check_lengths(lengths, probe.lengths.fingerprint, probe_path, probe.lengths)
+        check_lengths(
+            lengths,
+            probe.lengths.fingerprint,
+            probe.lengths.unit,
+            probe_path,
+            probe.lengths,
+        )
     stream = None
     if stored is not None:
         stream = stored_stream(stored, folder, settings.seed_of(config))

@@ -345,10 +345,12 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
     kind = kind_of(tuning.kind)
     busy = (row.processors or 0.0) + other_processors
     if busy >= _BUSY * processors:
-        yield (
-            f"All {counted(processors, 'processor')} are busy: more {kind.WORKERS_ARE} don't help. Make each example "
-            "cheaper (decode less, prepare data before training), or train on a machine with more processors."
-        )
+        if tuning.is_bottleneck:
+            yield (
+                f"All {counted(processors, 'processor')} are busy: more {kind.WORKERS_ARE} don't help. Make each "
+                "example cheaper (decode less, prepare data before training), or train on a machine with more "
+                "processors."
+            )
     elif row.workers and row.workers >= max(other.workers for other in tuning.rows):
         yield (
             f"The processors are not all busy ({busy:.1f} of {processors}): try more {kind.WORKERS_ARE}, for example "

@@ -6,6 +6,7 @@ else.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import structs
 
+from batchtune.configs import read_sampler_yaml
 from batchtune.errors import ResultError
 from batchtune.files import read_regular
 from batchtune.loaders import read_tuning
@@ -25,6 +27,7 @@ from batchtune.results import (
     LOADER_FILE,
     OWN_LENGTHS_FILE,
     PROBE_FILE,
+    SAMPLER_FILE,
     STREAM_FILE,
     SWEEP_FILE,
     TRAINING_FILE,
@@ -36,6 +39,7 @@ from batchtune.results import (
     LoaderTuning,
     Probe,
     ProbedWith,
+    SamplerConfig,
     StreamSweep,
     Sweep,
     Training,
@@ -105,6 +109,7 @@ class RunResults:
             a word that stands for them.
         step: The training step in proposed commands, as the user named it (` -- python train.py`, ` --workload W`);
             None: the user named none here.
+        config: sampler.yaml of padded batches as it is now, perhaps edited; None: unknown.
         left_out: How many lines of trials.jsonl came after the trials of probe.json, or were cut short.
     """
 
@@ -121,6 +126,7 @@ class RunResults:
     stream: StreamSweep | None = None
     loader: LoaderTuning | None = None
     training: Training | None = None
+    config: SamplerConfig | None = None
 
     @property
     def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning | None:
@@ -166,11 +172,11 @@ class RunResults:
         self, verify: str, config: NextStep, *, of_stream: bool
     ) -> Iterator[NextStep]:
         """Yield what to do with recommended batches, by command: verify them, use their config, export it."""
-        from batchtune.reports.measured import mismatch
+        from batchtune.reports.measured import is_current
 
         verified = self.verification
         if verified is not None and (
-            verified.of_stream != of_stream or mismatch(self) is not None
+            verified.of_stream != of_stream or not is_current(self, verified)
         ):
             verified = None
         if verified is not None and not verified.holds:
@@ -193,7 +199,13 @@ class RunResults:
             yield verify, "run these batches for real"
         if of_stream and self.sweep is not None:  # the sweep's own steps say the rest
             return
-        if self.is_of_script:
+        script = self.probe and self.probe.device.script
+        if script and script.streams:
+            yield (
+                f"batchtune sweep-stream {self.manifest}{self.as_option}",
+                "batches for the script's stream",
+            )
+        elif self.is_of_script:
             yield (
                 f"batchtune run {self.manifest}{self.as_option}{self.workload_flags}",
                 "train the script with these batches",
@@ -304,8 +316,12 @@ def load_run(folder: Path) -> RunResults:
     manifest = "MANIFEST"
     if own_lengths.exists():
         manifest = shlex.quote(str(own_lengths))
+    config = None
+    with contextlib.suppress(ResultError):  # the command warns of a damaged one
+        config = read_sampler_yaml(folder / SAMPLER_FILE)
     run = RunResults(
         name=folder.resolve().name or "run",
+        config=config,
         folder=folder,
         manifest=manifest,
         verification=read_if_written(folder / VERIFY_FILE, Verification),

@@ -309,8 +309,10 @@ def _drift(inputs: RuleInputs) -> Drift:
 
 
 def _training(inputs: RuleInputs) -> Training:
-    why = "the run has no training.jsonl: run `batchtune record`"
-    return _known(inputs.results.training, why)
+    why = "the run has no recorded steps: run `batchtune record`"
+    training = _known(inputs.results.training, why)
+    _known(training.steps + training.ooms or None, why)
+    return training
 
 
 def compared_with(inputs: RuleInputs, field: Field) -> tuple[Any, str]:

@@ -36,6 +36,7 @@ from batchtune.results import (
     PackedProbe,
     Probe,
     Row,
+    SamplerConfig,
     StreamRow,
     StreamSweep,
     Training,
@@ -170,7 +171,7 @@ def _why_no_larger(probe: Probe) -> str:
     """Say what ended a search in which no batch was too large."""
     cap = probe.settings.get("max_batch_size")
     if cap == max(point.batch_size for point in probe.frontier):
-        return f"--max-batch-size allows {counted(cap, 'example')} at most"
+        return f"{counted(cap, 'example')} are the most allowed, by --max-batch-size or by steps that keep their own"
     return "the data has no more examples"
 
 
@@ -286,6 +287,8 @@ def _frontier_table(probe: Probe) -> Table:
         closed_by: str = point.closed_by
         if point.oom_batch_size is not None:
             closed_by += f" at {format_number(point.oom_batch_size)}"
+        elif point.batch_size == probe.settings.get("max_batch_size"):
+            closed_by = "max_batch_size"
         rows.append(
             {
                 "length": format_length(point.length, probe.lengths.unit),
@@ -463,6 +466,23 @@ def _verification_facts(verification: Verification) -> Iterator[str]:
         yield f"Memory: {', '.join(measured)}."
 
 
+def batches_in(made: SamplerConfig | Verification) -> list[Any]:
+    """Return what says which batches are made of padded lengths: equal for equal batches."""
+    return [
+        made.bucket_boundaries,
+        made.bucket_batch_sizes,
+        made.pool_size,
+        made.batch_overhead,
+    ]
+
+
+def is_current(run: RunResults, verified: Verification) -> bool:
+    """Return whether the verification is of the batches of sampler.yaml as it is now, or of the recommended ones."""
+    if run.config and not verified.of_stream:
+        return batches_in(run.config) == batches_in(verified)
+    return mismatch(run) is None
+
+
 def mismatch(run: RunResults) -> str | None:
     """Say how the verification's batches differ from the recommended ones, and what to do.
 
@@ -487,10 +507,9 @@ def mismatch(run: RunResults) -> str | None:
         rows = swept.rows
     if any(row is not None and _ran(verified, row) for row in rows):
         return None
-    command = "sweep-stream" if verified.of_stream else "sweep-buckets"
     return (
         "The verification ran other batches than the sweep recommends: those of an earlier sweep, or of an edited "
-        f"config. Train with what was verified, or run `batchtune {command}` and `batchtune verify` again."
+        "config. A proof in the sweep is not of these. Sweep again, and run `batchtune verify`."
     )
 
 
@@ -514,11 +533,11 @@ def _ran(verified: Verification, row: AnyRow) -> bool:
 
 
 def _verification_warnings(run: RunResults, verified: Verification) -> Iterator[str]:
-    """Yield the verification's own warnings, and how it differs from the rest of the run."""
-    yield from map(with_full_stop, verified.warnings)
+    """Yield how it differs from the recommendation, its own warnings, and how it differs from the probe."""
     difference = mismatch(run)
     if difference is not None:
         yield difference
+    yield from map(with_full_stop, verified.warnings)
     probe = run.probe
     if probe is None:
         return
@@ -600,10 +619,12 @@ def training_section(run: RunResults) -> Section:
     """Return what to report on `training.jsonl`."""
     training = run.training
     assert training is not None
-    outcome = "without running out of memory"
+    outcome = ""
     warnings = []
+    if training.steps:
+        outcome = ", without running out of memory"
     if training.ooms:
-        outcome = f"and out of memory {counted(training.ooms, 'time')}"
+        outcome = f", and out of memory {counted(training.ooms, 'time')}"
         warnings.append(
             f"The recorded training ran out of memory ({training.first_oom}): run `batchtune tune` again as before in "
             "this run folder, and it stays below those batches."
@@ -613,10 +634,11 @@ def training_section(run: RunResults) -> Section:
             f"{counted(training.damaged_lines, 'line')} of training.jsonl can't be read: a disk was full, or the power "
             "failed. The report leaves that out."
         )
-    sentence = f"Recorded training: {counted(training.steps, 'step')} on {training.device}, {outcome}"
     return Section(
         title="Recorded training",
-        sentences=[f"{sentence}."],
+        sentences=[
+            f"Recorded training: {counted(training.steps, 'step')} on {training.device}{outcome}."
+        ],
         tables=[_comparison(run, training)],
         warnings=warnings,
     )
@@ -629,11 +651,19 @@ def _comparison(run: RunResults, training: Training) -> Table:
     if run.sweep is not None and run.sweep.recommended_row is not None:
         batches = run.sweep.recommended_row.batches
         padding = run.sweep.recommended_row.padding_ratio
-    step_seconds = training.predicted_step_seconds
-    peak_bytes = training.predicted_peak_bytes
     rows = [
-        _row("a step", step_seconds, training.mean_step_seconds, format_seconds),
-        _row("the largest peak", peak_bytes, training.peak_bytes, format_size),
+        _row(
+            "a step",
+            training.predicted_step_seconds,
+            training.mean_step_seconds,
+            format_seconds,
+        ),
+        _row(
+            "the largest peak",
+            training.predicted_peak_bytes,
+            training.peak_bytes,
+            format_size,
+        ),
         _row("batches of an epoch", batches, training.epoch_batches, format_number),
         _row("padding", padding, training.padding_ratio, format_percent),
     ]

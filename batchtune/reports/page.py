@@ -19,7 +19,7 @@ from batchtune.allocators import EXPANDABLE, NATIVE, asked_for, settings_in
 from batchtune.lengths import Histogram, Lengths, ceil_div
 from batchtune.reports import NextStep, RunResults
 from batchtune.reports.measured import (
-    mismatch,
+    is_current,
     probe_section,
     training_section,
     verification_section,
@@ -151,7 +151,7 @@ def build_page(run: RunResults) -> Page:
         sections.append(replace(section, brief=brief))
     if run.verification is not None:
         verification = verification_section(run)
-        if mismatch(run) is not None:  # it says nothing of these batches
+        if not is_current(run, run.verification):  # it says nothing of these batches
             sections.append(replace(verification, brief=0))
         elif run.verification.holds:
             sections.insert(1, verification)

@@ -463,7 +463,7 @@ def _loader_comparison(loader: LoaderTuning, chosen: LoaderRow) -> Table:
     )
     compared = {"recommended" if len(loader.rows) > 1 else "measured": chosen}
     if fastest is not chosen:
-        compared["fastest"] = fastest
+        compared["highest rate"] = fastest
     if alone is not None and alone is not chosen and alone is not fastest:
         compared[f"without {workers}"] = alone
     rows = [

@@ -444,6 +444,7 @@ class Script(Record):
         gradient: How its loss depends on the cut of a step; None where a step is one batch, or if measured earlier.
         optimizers: The classes of those that have stepped.
         steps_vary: Whether steps train on different numbers of batches, because they end by time, tokens or loss.
+        streams: Whether its data set is a stream, or makes whole batches: `batchtune run` can't choose among those.
     """
 
     batches: list[str]
@@ -461,6 +462,7 @@ class Script(Record):
     gradient: StepGradient | None = None
     optimizers: list[str] = []
     steps_vary: bool = False
+    streams: bool = False
 
     @property
     def why_unproven(self) -> str | None:

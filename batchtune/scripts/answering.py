@@ -196,6 +196,7 @@ class ScriptWorker(RankWorker):
             target_offset=0 if targets is None else targets.offset,
             accumulation=accumulation,
             steps_vary=steps_vary,
+            streams=is_stream(feed.loader),
             look_ahead=fed.stale,
             twins=twins,
             packed=fed.packed,

@@ -42,14 +42,27 @@ def test_all_but_own_code_is_taken_from_the_run(succeed, run, tmp_path):
     assert "Warning" not in ran.stderr
 
 
-def test_too_large_batches_end_with_3(batchtune, run):
+@pytest.mark.process
+def test_too_large_batches_end_with_3_and_are_warned_of(batchtune, run):
     config = read_sampler_yaml(run / "sampler.yaml")
     first, *rest = config.bucket_batch_sizes
     sizes = {"bucket_batch_sizes": [2 * first, *rest], "max_batch_size": 2 * first}
     (run / "sampler.yaml").write_text(render_sampler_yaml(replace(config, **sizes)))
     ran = batchtune("verify", "lengths.csv", "--steps", 14, code=3)
-    assert "The verification does not hold." in ran.stdout
-    assert "ran out of memory" in ran.stdout
+    assert "ran out of memory" in ran.stdout and "batchtune export" not in ran.stdout
+    report = batchtune("report").stdout
+    assert report.startswith("The verification does not hold.")
+    assert "edited" in report
+    assert "batches failed" in batchtune("run", "lengths.csv", "--", "true").stderr
+    batchtune("sweep-buckets", "lengths.csv")
+    assert "does not hold" not in batchtune("report").stdout
+
+
+def test_a_config_in_another_unit_is_refused(batchtune, run):
+    config = run / "sampler.yaml"
+    config.write_text(config.read_text().replace("unit: s", "unit: ms"))
+    refused = batchtune("verify", "lengths.csv", code=1).stderr
+    assert "sampler.yaml is in ms, and the manifest in s" in refused
 
 
 def test_a_command_that_the_record_names_is_not_run(batchtune, run, tmp_path):

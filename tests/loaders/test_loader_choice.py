@@ -5,6 +5,7 @@ import random
 import pytest
 from loader_records import loaded, made_dali
 from msgspec.structs import replace
+from reports.changed import with_row
 
 from batchtune.loaders import read_tuning
 from batchtune.loaders import tuner as loader_tuner
@@ -123,6 +124,8 @@ def test_a_setting_that_delivers_enough_is_no_bottleneck(tuned, step, bottleneck
     headline = build_page(loaded(found)).lead[0]
     assert headline.startswith("The loader is the bottleneck") == bottleneck
     assert "the step waits for data" in headline
+    said = "".join(warnings_for(with_row(found, processors=4.0), 4))
+    assert ("Make each example cheaper" in said) == bottleneck
 
 
 def test_what_reproducing_takes_is_said_before(tuned):
@@ -135,7 +138,7 @@ def test_what_reproducing_takes_is_said_before(tuned):
 
 def test_of_dali_reader_threads_are_too_few():
     made = made_dali()
-    rows = [replace(row, gpu_idle=0.2, batches_per_second=100.0) for row in made.rows]
+    rows = [replace(row, gpu_idle=0.2, batches_per_second=1.0) for row in made.rows]
     demand = Demand(source="step-ms", per="batch", step_seconds=0.1)
     waits = replace(made, rows=rows, demand=demand)
     said = " ".join([reason_for(waits), *warnings_for(waits, 2)])

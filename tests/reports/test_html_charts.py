@@ -97,7 +97,7 @@ def test_every_trial_is_a_point_by_its_outcome():
     by_memory = traces["largest that memory allows"]
     assert by_memory["x"] == [point.length for point in others]
     assert by_memory["y"] == [point.batch_size for point in others]
-    all_data = traces["all that the data have"]
+    all_data = traces["largest tried"]
     assert (all_data["x"], all_data["y"]) == ([shortest.length], [shortest.batch_size])
     assert len(traces["passed"]["x"]) == 8
     assert len(traces["out of memory"]["x"]) == 4

@@ -180,7 +180,10 @@ def test_rough_times_are_no_headline():
 @pytest.mark.parametrize(
     ("cap", "why"),
     [
-        (16, "--max-batch-size allows 16 examples at most"),
+        (
+            16,
+            "16 examples are the most allowed, by --max-batch-size or by steps that keep their own",
+        ),
         (None, "the data has no more examples"),
     ],
 )
@@ -193,6 +196,7 @@ def test_a_search_that_the_memory_did_not_end_says_so(cap, why):
     assert "is the most that is proven" not in limit
     assert limit.endswith(f"Larger batches were not tried: {why}.")
     assert holds == "A batch holds 16 examples of up to 24.52 s."
+    assert ("data" in page_of(probe=probe).sections[0].tables[0].rows[0]) != bool(cap)
 
 
 def test_an_unfinished_probe_claims_no_more_than_it_knows():
@@ -366,6 +370,11 @@ def test_next_commands_of_a_script_name_all_that_they_need():
         "batchtune tune batchtune-run/lengths.parquet --memory 17179869184 --ddp --allocator native -- COMMAND",
         "batchtune verify batchtune-run/lengths.parquet -- COMMAND",
     ]
+
+
+def test_a_script_with_a_stream_is_not_run_with_a_table():
+    steps = commands_of(probe=forced_probe(), sweep=made_sweep())
+    assert "batchtune sweep-stream MANIFEST" in steps
 
 
 def test_where_no_row_has_fewer_batches_padding_can_be_compared():

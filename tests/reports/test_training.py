@@ -67,7 +67,8 @@ def test_the_last_recording_with_steps_counts(tmp_path):
 
 def test_an_oom_fails_its_rule_and_is_a_warning(tmp_path):
     oom = step((60, 16), oom="CUDA out of memory")
-    for lines, outcome in ((LINES, "holds"), ([*LINES, oom], "fails")):
+    lines_by_outcome = {"error": [START], "holds": LINES, "fails": [*LINES, oom]}
+    for outcome, lines in lines_by_outcome.items():
         run = recorded(tmp_path, lines)
         rules = parse_rules(["training.ooms > 0"])
         (verdict,) = judge(rules, RuleInputs(results=run))

@@ -426,6 +426,7 @@ def test_any_loader_can_be_learned_from(monkeypatch, loader, name, batch_size):
         batch_size,
     )
     assert (script.accumulation, script.look_ahead) == (1, 0)
+    assert script.streams == (name == "Stream")
     assert [twin.difference for twin in script.twins] == [0.0] * 3
 
 

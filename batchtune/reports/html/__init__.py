@@ -462,7 +462,7 @@ def _frontier_figure(probe: Probe) -> Figure:
     for point in probe.frontier:
         shape = format_shape(point.batch_size, point.length, unit)
         if point.closed_by == "data":
-            text = f"all that the data have: {shape}"
+            text = f"largest tried, and memory allows more: {shape}"
             filled.append((point.length, point.batch_size, text))
         else:
             text = f"largest: {shape}, closed by {point.closed_by}"
@@ -472,7 +472,7 @@ def _frontier_figure(probe: Probe) -> Figure:
         data.append(_trace("largest that memory allows", fitting, "--hue-4"))
     if filled:
         looks = {"mode": "markers", "marker": _ALL_DATA}
-        data.append(_trace("all that the data have", filled, "--hue-4", **looks))
+        data.append(_trace("largest tried", filled, "--hue-4", **looks))
     for name, color, symbol, outcomes in _OUTCOMES:
         points = []
         for trial in probe.trials:
