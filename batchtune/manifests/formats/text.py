@@ -571,10 +571,9 @@ class Nemo(Format):
 
     def _blocks(self) -> Iterator[LineBlock]:
         if self.opening is None:
-            for block in self.source.blocks():
-                yield block._replace(data=without_nan(block.data))
+            yield from self.source.blocks()
         else:
-            yield LineBlock(1, without_nan(self.source.content()), 0)
+            yield LineBlock(1, self.source.content(), 0)
 
     def _objects(self, block: LineBlock, *kinds: Any) -> Collection[Any]:
         """Return the objects, of the first of these types that fits. Raises ManifestError for a fault."""
@@ -589,6 +588,10 @@ class Nemo(Format):
                 decoded = msgspec.json.Decoder(kind).decode_lines(block.data)
                 if len(decoded) == block.num_ends + (not block.data.endswith(b"\n")):
                     return decoded  # type: ignore[no-any-return]
+        # Only now: looking for NaN takes as long as decoding.
+        data = without_nan(block.data)
+        if data != block.data:
+            return self._objects(block._replace(data=data), *kinds)
         # There are blank lines, or a fault.
         objects = []
         for place, _, text in self._entries(block):
@@ -602,8 +605,9 @@ class Nemo(Format):
         self, block: LineBlock
     ) -> Iterator[tuple[str, str | None, bytes | msgspec.Raw]]:
         """Yield place, id and text of the objects of a block. Raises ManifestError for malformed JSON."""
+        data = without_nan(block.data)
         if self.opening is None:
-            for line, text in enumerate(block.data.split(b"\n"), block.first_line):
+            for line, text in enumerate(data.split(b"\n"), block.first_line):
                 if text.strip():
                     yield f"line {line}", None, text
             return
@@ -611,14 +615,14 @@ class Nemo(Format):
         if self.opening == "{":
             kind = dict[str, msgspec.Raw]
         try:
-            values = msgspec.json.decode(block.data, type=kind)
+            values = msgspec.json.decode(data, type=kind)
         except MALFORMED as error:
             byte = re.search(r"\(byte (\d+)\)", str(error))
-            position = len(block.data.rstrip())
+            position = len(data.rstrip())
             if byte is not None:
                 position = int(byte[1])
             raise self._refused(
-                f"line {1 + block.data.count(bytes([10]), 0, position)}", error
+                f"line {1 + data.count(bytes([10]), 0, position)}", error
             ) from None
         if self.opening == "{":
             for name, value in values.items():
