@@ -261,7 +261,7 @@ def _freed(requests: Requests, *, left: bool = False) -> list[int]:
 def freed_by(step: Requests) -> tuple[list[int], list[int]]:
     """Return which of the blocks that were left to a step it frees, and the step as if only these had been left.
 
-    To the first recorded step all held blocks are left. Where earlier steps were not recorded, it frees gradients.
+    All held blocks are left to the first recorded step. If earlier steps were not recorded, it frees gradients.
     """
     freed = sorted(_freed(step, left=True))
     places = {-2 - 2 * number: -2 - 2 * place for place, number in enumerate(freed)}
